@@ -1,0 +1,65 @@
+# The targets a reader needs: lab, test, run. Those who write lessons: sync, check, refresh, format, bench.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/.installed
+OLDEST := .venv-oldest-kernel
+
+.PHONY: lab test run check sync refresh format bench browser clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make lab      set everything up and open the course in JupyterLab"
+	@echo "make test     set everything up and run all tests (minutes)"
+	@echo "make run      execute every lesson through papermill into runs/ (WORLD_SIZE=4 for 4 ranks)"
+	@echo "make check    the tests that take seconds"
+	@echo "make sync     write labs, stubs and tables from the notebooks"
+	@echo "make refresh  execute the lessons that changed and keep their outputs"
+	@echo "make format   format labs, shared and tests, and put the labs back into their cells"
+	@echo "make bench    measure the helpers and the lessons (minutes)"
+	@echo "make browser  run lesson 00 in JupyterLab in a headless Chromium"
+
+# TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
+$(DONE): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned packages; this takes minutes, once"
+	@if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q --index-url "$(TORCH_INDEX)" $$($(PYTHON) shared/tools/pins.py pinned torch torchvision); fi
+	@$(BIN)/python -m pip install -q -e ".[test,pinned]"
+	@touch $(DONE)
+
+$(OLDEST)/.installed: pyproject.toml $(DONE)
+	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -q $$($(PYTHON) shared/tools/pins.py oldest-kernel)
+	@touch $@
+
+lab: $(DONE)
+	@$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+test: $(DONE) $(OLDEST)/.installed
+	@$(BIN)/python -m pytest
+
+check: $(DONE)
+	@$(BIN)/python -m pytest -q tests -m "not slow"
+
+run: $(DONE)
+	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
+
+sync: $(DONE)
+	@$(BIN)/python -m shared.tools.sync
+
+refresh: $(DONE)
+	@$(BIN)/python -m shared.tools.sync
+	@$(BIN)/python -m shared.tools.refresh $(LESSONS)
+
+format: $(DONE)
+	@$(BIN)/python -m shared.tools.format
+
+bench: $(DONE)
+	@$(BIN)/python -m shared.tools.bench
+
+browser: $(DONE)
+	@$(BIN)/python -m pytest -q -rs tests/test_browser.py
+
+clean:
+	rm -rf $(VENV) $(OLDEST) runs results

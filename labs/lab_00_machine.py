@@ -1,0 +1,49 @@
+"""Is this machine fit for the course?
+
+Run it:      python labs/lab_00_machine.py
+Written by:  notebooks/00_start_here.ipynb
+"""
+
+import os
+import platform
+import shutil
+import sys
+
+import torch
+import torch.distributed as dist
+import torchvision
+
+from shared.errors import CourseError
+
+
+def release(version: str) -> tuple[int, int]:
+    """(major, minor) of a version such as 2.15.0+cpu."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def main() -> None:
+    checks = {
+        f"Python {platform.python_version()}": sys.version_info >= (3, 11),
+        f"torch {torch.__version__}, torchvision {torchvision.__version__}": release(torch.__version__)
+        >= (2, 11),
+        "torchrun is on the PATH": shutil.which("torchrun") is not None,
+        "torch.distributed with gloo": dist.is_available() and dist.is_gloo_available(),
+        f"{os.cpu_count()} cores, {platform.system()}": os.name == "posix",
+    }
+    for what, fit in checks.items():
+        print(f"{'ok     ' if fit else 'MISSING'} {what}")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    print(
+        f"        {gpus} GPU(s): {'labs use nccl' if gpus > 1 else 'labs use gloo on the CPU'} with 2 ranks"
+    )
+    if not all(checks.values()):
+        raise CourseError("this machine is not fit yet; the README's section Troubleshooting helps")
+    print("This machine is fit.")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CourseError as error:
+        sys.exit(str(error))

@@ -1,0 +1,63 @@
+"""Real images without a download. Taught in lesson 00."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from shared.errors import InputError
+
+
+class Images(NamedTuple):
+    """Images as float32 (count, 1, height, width) in 0..1, labels as int64 (count,) in 0..9."""
+
+    train_x: torch.Tensor
+    train_y: torch.Tensor
+    test_x: torch.Tensor
+    test_y: torch.Tensor
+
+
+def load_images(name: str = "digits", folder: str | Path = "~/.cache/rank-by-rank") -> Images:
+    """Load a data set of handwritten digits. Every rank gets the same images in the same order.
+
+    Args:
+        name: ``digits``, 1,797 images of 8 x 8 that come with scikit-learn (1,437 to train, 360 to
+            test), or ``mnist``, 70,000 of 28 x 28 through torchvision, downloaded once into ``folder``.
+
+    Raises:
+        InputError: the name is unknown, or MNIST is neither in ``folder`` nor to be downloaded.
+    """
+    if name == "digits":
+        return _digits()
+    if name == "mnist":
+        return _mnist(Path(folder).expanduser())
+    raise InputError(f"data set {name!r} is unknown; use digits or mnist")
+
+
+def _digits() -> Images:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
+    y = torch.from_numpy(digits.target).long()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    train, test = order[:1437], order[1437:]
+    return Images(x[train], y[train], x[test], y[test])
+
+
+def _mnist(folder: Path) -> Images:
+    from torchvision.datasets import MNIST
+
+    def load(train: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        try:
+            data = MNIST(folder, train=train)
+        except RuntimeError:  # not there yet
+            try:
+                data = MNIST(folder, train=train, download=True)
+            except (OSError, RuntimeError) as error:
+                raise InputError(
+                    f"MNIST is not in {folder} and cannot be downloaded; use the data set digits"
+                ) from error
+        return data.data.float().unsqueeze(1) / 255, data.targets.long()
+
+    return Images(*load(True), *load(False))

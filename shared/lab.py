@@ -1,0 +1,94 @@
+"""The one door through which every lab passes: ``run(main, cfg)``. Taught in lesson 00."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from shared.errors import CourseError, InputError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ECHO = ("Connection closed by peer", "Connection reset by peer")  # what gloo says when another rank has left
+ECHO_WAIT_S = 5
+
+
+def die_with_launcher() -> None:
+    """Have Linux kill this process when its launcher dies, even by SIGKILL; elsewhere do nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run(main: Callable, *args) -> None:
+    """Call ``main(*args)`` as the body of a lab and leave the process cleanly.
+
+    - Success: exit code 0. The group is destroyed and reference cycles are collected first. Without
+      that, gloo's threads may still ask for the interpreter while it ends, and a DDP script aborts
+      at random with exit code -6 (pytorch/pytorch#179291, #190489).
+    - ``CourseError``: its text in one line, exit code 1. For an ``InputError`` rank 0 speaks for all.
+    - Any other exception: the traceback, each line marked with the rank, exit code 1.
+    - An error that only echoes another rank's: wait, so that torchrun names the rank that failed first.
+    - ``SystemExit``: its own code.
+
+    ``record`` writes the error to the file that torchrun names, so torchrun's summary shows the cause.
+    """
+    die_with_launcher()
+    # torchrun starts workers with `python -u`: one print is two writes, and lines of two ranks mix.
+    sys.stdout.reconfigure(write_through=False, line_buffering=True)
+    try:
+        record(_without_echo)(main, *args)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException as error:
+        _complain(error)
+        code = 1
+    if code:
+        # No interpreter shutdown: it could turn the lab's own exit code into -6.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+
+
+def _without_echo(main: Callable, *args) -> None:
+    try:
+        main(*args)
+    except RuntimeError as error:
+        if any(text in str(error) for text in ECHO):
+            time.sleep(ECHO_WAIT_S)  # torchrun ends this rank meanwhile, if another one failed
+        raise
+
+
+def _complain(error: BaseException) -> None:
+    rank = os.environ.get("RANK", "")
+    mark = f"[rank {rank}] " if rank else ""
+    if isinstance(error, InputError):
+        if rank not in ("", "0"):
+            time.sleep(ECHO_WAIT_S)  # torchrun ends this rank as soon as rank 0 has spoken
+            return
+        text = str(error)
+    elif isinstance(error, CourseError):
+        text = mark + str(error)
+    else:
+        frames = error.__traceback__
+        while frames.tb_next and frames.tb_frame.f_code.co_filename in (
+            __file__,
+            record.__code__.co_filename,
+        ):
+            frames = frames.tb_next  # begin with the lab's own lines
+        lines = "".join(traceback.format_exception(type(error), error, frames)).rstrip().splitlines()
+        text = "\n".join(mark + line for line in lines)
+    sys.stderr.write(text + "\n")  # one write, so that ranks do not mix

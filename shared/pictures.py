@@ -1,0 +1,50 @@
+"""Pictures drawn from what a run recorded. Taught in lesson 05. Imports no torch."""
+
+import io
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from cycler import cycler  # noqa: E402
+from IPython.display import Image, display  # noqa: E402
+
+# Okabe and Ito's colours, safe for colour-blind readers, in an order that also steps in grey.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo", "++")
+
+plt.rcParams.update(
+    {
+        "figure.dpi": 110,
+        "figure.figsize": (7.2, 3.8),
+        "figure.constrained_layout.use": True,
+        "font.size": 12,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": "#dddddd",
+        "lines.linewidth": 2,
+        "lines.markersize": 7,
+        "axes.prop_cycle": cycler(color=COLOURS) + cycler(marker=MARKERS),
+    }
+)
+
+
+def show(figure: plt.Figure, alt: str) -> None:
+    """Display ``figure`` as a PNG with the text ``alt``, which says what a reader sees in it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    plt.close(figure)
+    display(_Picture(buffer.getvalue(), alt))
+
+
+class _Picture(Image):
+    """A PNG whose plain-text form is its alt text, so that it reads without the image too."""
+
+    def __init__(self, data: bytes, alt: str) -> None:
+        super().__init__(data=data, format="png", alt=alt)
+
+    def __repr__(self) -> str:
+        return f"Picture: {self.alt}"

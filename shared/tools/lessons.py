@@ -1,0 +1,128 @@
+"""The lessons as their notebooks tell them: header, cells, labs, exercises."""
+
+import ast
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from shared.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = re.compile(
+    r"# (?P<number>\d\d) · (?P<title>[^\n]+)\n\n"
+    r"\*\*(?P<question>[^\n]+\?)\*\* (?P<promise>[^\n]+)\n\n"
+    r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min · (?P<ranks>[^\n·]+) · GPU: (?P<gpu>[^\n·]+)\n"
+)
+WRITEFILE = re.compile(r"%%writefile \.\./(labs/\w+\.py)\n")
+LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One notebook. ``path`` is relative to the root, as are the keys of ``written``."""
+
+    path: Path
+    notebook: nbformat.NotebookNode
+    header: dict[str, str]
+    written: dict[str, str]
+
+    @property
+    def number(self) -> str:
+        return self.path.name[:2]
+
+    @property
+    def labs(self) -> list[str]:
+        return [name for name in self.written if name.startswith("labs/lab_")]
+
+    @property
+    def exercises(self) -> list[str]:
+        return [name for name in self.written if name.startswith("labs/exercise_")]
+
+
+def cells_of(notebook: nbformat.NotebookNode, kind: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == kind]
+
+
+def written_files(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
+    """{path: text} of each ``%%writefile`` cell, the text ending in one newline as IPython writes it."""
+    files = {}
+    for cell in cells_of(notebook, "code"):
+        if cell.source.startswith("%%writefile"):
+            match = WRITEFILE.match(cell.source)
+            if not match:
+                raise InputError(
+                    f"{name}: write `%%writefile ../labs/NAME.py`, not {cell.source.splitlines()[0]!r}"
+                )
+            if match[1] in files:
+                raise InputError(f"{name}: {match[1]} is written twice")
+            files[match[1]] = cell.source[match.end() :].rstrip("\n") + "\n"
+    return files
+
+
+def read_lesson(path: Path, root: Path = ROOT) -> Lesson:
+    notebook = nbformat.read(path, 4)
+    match = HEADER.match(notebook.cells[0].source)
+    if not match:
+        raise InputError(f"{path.name}: the first cell is not a header as lessons.HEADER describes it")
+    return Lesson(path.relative_to(root), notebook, match.groupdict(), written_files(notebook, path.name))
+
+
+def read_lessons(root: Path = ROOT) -> list[Lesson]:
+    """All lessons in order. Raises ``InputError`` when two of them write the same file."""
+    lessons = [read_lesson(path, root) for path in sorted((root / "notebooks").glob("[0-9]*.ipynb"))]
+    owner: dict[str, str] = {}
+    for lesson in lessons:
+        for name in lesson.written:
+            if name in owner:
+                raise InputError(f"{name} is written by {owner[name]} and by {lesson.path.name}")
+            owner[name] = lesson.path.name
+    return lessons
+
+
+def imported_modules(source: str) -> set[str]:
+    """Names of the modules of ``shared`` that Python code imports, such as ``shared.group``."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("shared.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "shared":
+            found |= {f"shared.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shared."):
+            found.add(node.module)
+    return found
+
+
+def _plain_python(cell: str) -> str:
+    """The Python of a cell: lines for the shell are dropped, a ``%%writefile`` cell counts as its body."""
+    lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("!", "%"))]
+    return "\n".join(lines)
+
+
+def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:
+    """A digest of all that an execution depends on: code cells, labs it names, helpers those import."""
+    code = [cell.source for cell in cells_of(lesson.notebook, "code")]
+    names = {name for source in code for name in LAB_NAME.findall(source)}
+    names |= {name for name in names for name in LAB_NAME.findall(_read(root / name))}
+    files = {name: _read(root / name) for name in names}
+    # The check of an exercise belongs to the notebook's outputs, its solution does not.
+    todo = {m for source in code for m in imported_modules(_plain_python(source))}
+    todo |= {m for text in files.values() for m in imported_modules(text)}
+    done: set[str] = set()
+    while todo:
+        module = todo.pop()
+        path = root / (module.replace(".", "/") + ".py")
+        if module not in done and path.is_file():
+            done.add(module)
+            files[module] = _read(path)
+            todo |= imported_modules(files[module])
+    digest = hashlib.sha256()
+    for part in [*code, *(f"{name}\n{files[name]}" for name in sorted(files))]:
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

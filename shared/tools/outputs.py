@@ -1,0 +1,110 @@
+"""Outputs of a notebook: cleaned for committing, searched for leaks, compared with another execution."""
+
+import re
+from pathlib import Path
+
+import nbformat
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # what a progress bar wrote over
+LEAKS = {
+    "a path of this machine": re.compile(r"(?<![\w.])/(?:home|root|tmp|work|usr|Users|opt|var|mnt)/\S*"),
+    "a process id": re.compile(r"\bpid[ :=]+\d+", re.IGNORECASE),
+    "a warning": re.compile(r"\w*Warning\b|\[W\d{3}"),
+    "an address in memory": re.compile(r"\b0x[0-9a-f]{6,}"),
+}
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+RELATIVE_TOLERANCE = 0.02  # processors round differently, and training amplifies it
+ZERO = 1e-11  # differences below this count as the same nothing
+
+
+def clean(notebook: nbformat.NotebookNode) -> None:
+    """Give the notebook fixed ids and metadata, and drop what changes from run to run."""
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+            "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+        }
+    )
+    notebook.nbformat_minor = 5
+    for index, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{index:02d}"
+        cell.metadata = nbformat.from_dict(
+            {k: v for k, v in cell.metadata.items() if k in ("tags", "jupyter")}
+        )
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                text = ANSI.sub("", output.text.replace("\r\n", "\n"))
+                output.text = OVERWRITTEN.sub("", text)
+
+
+def text_of(cell: nbformat.NotebookNode) -> str:
+    """All that a code cell shows, as plain text."""
+    parts = []
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error":
+            parts.append(f"{output.ename}: {output.evalue}\n")
+        else:
+            parts.append(str(output.data.get("text/plain", "")) + "\n")
+            parts.extend(f"<{kind}>\n" for kind in sorted(output.data) if kind != "text/plain")
+    return "".join(parts)
+
+
+def problems(notebook: nbformat.NotebookNode, host: str) -> list[str]:
+    """What forbids committing this notebook: missing or failed outputs, leaks, pictures without alt text."""
+    found = []
+    patterns = {**LEAKS, "this machine's name": re.compile(rf"\b{re.escape(host)}\b")}
+    if len(host) < 4 or host == "localhost":
+        del patterns["this machine's name"]
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            continue
+        if cell.execution_count is None:
+            found.append(f"cell {index} was not executed")
+        for output in cell.outputs:
+            if output.output_type == "error":
+                found.append(f"cell {index} holds an error: {output.ename}")
+            if "image/png" in output.get("data", {}) and not output.metadata.get("image/png", {}).get("alt"):
+                found.append(f"cell {index} shows a picture without alt text")
+        text = text_of(cell)
+        for what, pattern in patterns.items():
+            if match := pattern.search(text):
+                found.append(f"cell {index} shows {what}: {match[0]!r}")
+    return found
+
+
+def same_text(expected: str, actual: str) -> bool:
+    """Equal texts, whole numbers equal, other numbers within ``RELATIVE_TOLERANCE`` or both below ``ZERO``."""
+    if NUMBER.sub("#", expected) != NUMBER.sub("#", actual):
+        return False
+    return all(
+        _same_number(a, b) for a, b in zip(NUMBER.findall(expected), NUMBER.findall(actual), strict=True)
+    )
+
+
+def _same_number(expected: str, actual: str) -> bool:
+    if expected == actual:
+        return True
+    if not any(mark in expected + actual for mark in ".eE"):
+        return False
+    a, b = (float(text.replace(",", "")) for text in (expected, actual))
+    return abs(a - b) <= max(RELATIVE_TOLERANCE * abs(a), ZERO)
+
+
+def compare(committed: nbformat.NotebookNode, executed: nbformat.NotebookNode) -> list[str]:
+    """Cells whose outputs differ between two executions, cells tagged ``timing`` aside."""
+    clean(executed)
+    found = []
+    for index, (old, new) in enumerate(zip(committed.cells, executed.cells, strict=True)):
+        if old.cell_type != "code" or "timing" in old.metadata.get("tags", []):
+            continue
+        before, now = text_of(old), text_of(new)
+        if not same_text(before, now):
+            found.append(f"cell {index} shows\n{now}\nbut committed is\n{before}")
+    return found
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, 4)

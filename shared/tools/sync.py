@@ -1,0 +1,126 @@
+"""``make sync``: bring everything that is derived from the notebooks up to date, without running anything.
+
+- ``labs/lab_*.py`` and ``labs/exercise_*.py`` from the ``%%writefile`` cells.
+- The stub in an exercise's cell from its solution: what stands between the marks becomes one ``raise``.
+- The line of links under each header, the map in lesson 00 and the table in the README.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+
+from shared.tools.lessons import ROOT, Lesson, read_lessons, written_files
+
+BEGIN, END = "# solution: begin", "# solution: end"
+TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
+MAP = "00_start_here.ipynb#Map-of-the-course"
+
+
+def stub_of(solution: str) -> str:
+    """The stub that a reader starts from: each marked block of the solution becomes ``raise NotImplementedError``."""
+    lines, inside = [], False
+    for line in solution.splitlines():
+        if line.strip() == BEGIN:
+            inside = True
+            lines.append(line.replace(BEGIN, "raise NotImplementedError  # your turn: replace this line"))
+        elif line.strip() == END:
+            inside = False
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def lesson_table(lessons: list[Lesson], folder: str) -> str:
+    """The course map in Markdown; links start with ``folder``."""
+    rows = ["| # | Lesson | Question | Labs | Minutes | GPU |", "|---|---|---|---|---|---|"]
+    for lesson in lessons:
+        head = lesson.header
+        labs = "<br>".join(f"`{Path(name).name}`" for name in lesson.labs)
+        link = f"[{head['title']}]({folder}{lesson.path.name})"
+        rows.append(
+            f"| {lesson.number} | {link} | {head['question']} | {labs} | {head['minutes']} | {head['gpu']} |"
+        )
+    return "\n".join(rows)
+
+
+def links_line(lessons: list[Lesson], index: int) -> str:
+    """Links to the lesson before, the lesson after and the map."""
+    parts = []
+    if index > 0:
+        before = lessons[index - 1]
+        parts.append(f"[← {before.number} {before.header['title']}]({before.path.name})")
+    if index + 1 < len(lessons):
+        after = lessons[index + 1]
+        parts.append(f"[{after.number} {after.header['title']} →]({after.path.name})")
+    return " · ".join([*parts, f"[Map of the course]({MAP})"])
+
+
+def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
+    """{path: text it must have} of all that is derived; None for a file that nothing writes."""
+    lessons = read_lessons(root)
+    wanted: dict[Path, str | None] = {}
+    for index, lesson in enumerate(lessons):
+        notebook = lesson.notebook
+        head = notebook.cells[0]
+        lines = head.source.split("\n")
+        head.source = "\n".join([*lines[:5], links_line(lessons, index)])
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, ''))}\g<2>", cell.source)
+            elif cell.source.startswith("%%writefile ../labs/exercise_"):
+                first = cell.source.splitlines()[0]
+                solution = root / "labs" / "solutions" / Path(first).name
+                if solution.is_file():
+                    cell.source = f"{first}\n{stub_of(solution.read_text(encoding='utf-8')).rstrip()}"
+        wanted[root / lesson.path] = nbformat.writes(notebook) + "\n"
+        for name, text in written_files(notebook, lesson.path.name).items():
+            wanted[root / name] = text
+    readme = root / "README.md"
+    if readme.is_file():
+        text = readme.read_text(encoding="utf-8")
+        wanted[readme] = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, 'notebooks/'))}\g<2>", text)
+    for path in sorted((root / "labs").glob("*.py")):
+        wanted.setdefault(path, None)
+    return wanted
+
+
+def differences(root: Path = ROOT) -> dict[Path, str]:
+    """{path: what is wrong with it} of each derived file that is not as it must be."""
+    found = {}
+    for path, text in derived_files(root).items():
+        if text is None:
+            found[path] = "no notebook writes it"
+        elif not path.is_file():
+            found[path] = "is missing"
+        elif path.read_text(encoding="utf-8") != text:
+            found[path] = "differs from its source"
+    return found
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write what is derived from the notebooks.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something differs")
+    check = parser.parse_args().check
+    found = differences()
+    wanted = derived_files()
+    failed = check and bool(found)
+    for path, problem in found.items():
+        name = path.relative_to(ROOT).as_posix()
+        if not check and wanted[path] is not None:
+            path.write_text(wanted[path], encoding="utf-8")
+            print(f"wrote {name}")
+        else:
+            failed = True
+            print(f"{name} {problem}{'' if check else ': delete it, or write it from a cell'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
