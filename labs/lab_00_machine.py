@@ -23,10 +23,10 @@ def release(version: str) -> tuple[int, int]:
 
 
 def main() -> None:
+    versions = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
     checks = {
         f"Python {platform.python_version()}": sys.version_info >= (3, 11),
-        f"torch {torch.__version__}, torchvision {torchvision.__version__}": release(torch.__version__)
-        >= (2, 11),
+        versions: release(torch.__version__) >= (2, 11),
         "torchrun is on the PATH": shutil.which("torchrun") is not None,
         "torch.distributed with gloo": dist.is_available() and dist.is_gloo_available(),
         f"{os.cpu_count()} cores, {platform.system()}": os.name == "posix",
@@ -34,9 +34,8 @@ def main() -> None:
     for what, fit in checks.items():
         print(f"{'ok     ' if fit else 'MISSING'} {what}")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    print(
-        f"        {gpus} GPU(s): {'labs use nccl' if gpus > 1 else 'labs use gloo on the CPU'} with 2 ranks"
-    )
+    choice = "nccl" if gpus > 1 else "gloo on the CPU"
+    print(f"        {gpus} GPU(s): labs with 2 ranks use {choice}")
     if not all(checks.values()):
         raise CourseError("this machine is not fit yet; the README's section Troubleshooting helps")
     print("This machine is fit.")

@@ -7,13 +7,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from shared.errors import CourseError
+
 SENDING = ("send", "isend")
 BYTES_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info, linux/tcp.h, since Linux 4.1
+
+
+class TrafficError(CourseError, AssertionError):
+    """A rank sent more, less or otherwise than a lesson claims."""
 
 
 @dataclass
@@ -41,12 +48,19 @@ def count_sent() -> Iterator[Sent]:
     """
     sent = Sent()
 
+    inside = False  # torch's send calls isend: one message, to be counted once
+
     def counting(function):
         def wrapper(tensor: torch.Tensor, dst=None, group=None, tag=0, group_dst=None):
-            sent.messages.append(
-                (tensor.numel() * tensor.element_size(), dst if dst is not None else group_dst)
-            )
-            return function(tensor, dst, group=group, tag=tag, group_dst=group_dst)
+            nonlocal inside
+            if inside:
+                return function(tensor, dst, group=group, tag=tag, group_dst=group_dst)
+            sent.messages.append((tensor.numel() * tensor.element_size(), group_dst if dst is None else dst))
+            inside = True
+            try:
+                return function(tensor, dst, group=group, tag=tag, group_dst=group_dst)
+            finally:
+                inside = False
 
         return wrapper
 
@@ -72,11 +86,11 @@ def wire_bytes() -> int | None:
     if sys.platform != "linux":
         return None
     total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+            if not str(descriptor.readlink()).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(descriptor))) as sock:
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as sock:
                 internet = sock.family in (socket.AF_INET, socket.AF_INET6)
                 if not internet or sock.type != socket.SOCK_STREAM:
                     continue
@@ -87,3 +101,21 @@ def wire_bytes() -> int | None:
             return None
         total += struct.unpack_from("Q", info, BYTES_ACKED)[0]
     return total
+
+
+def assert_ring_traffic(sent: Sent, whole: int, ranks: int) -> None:
+    """Check that this rank sent what a ring all-reduce of ``whole`` bytes over ``ranks`` ranks sends.
+
+    That is 2 (n - 1) messages to one neighbour, each of a chunk of whole / n bytes, rounded up or down to
+    an element by ``tensor_split``. Raises ``TrafficError``, which says what differs.
+    """
+    messages = 2 * (ranks - 1)
+    if sent.calls != messages:
+        raise TrafficError(f"{sent.calls} messages sent, a ring of {ranks} sends {messages}")
+    if len({destination for _, destination in sent.messages}) > 1:
+        raise TrafficError("messages went to more than one neighbour")
+    for size, _ in sent.messages:
+        if abs(size - whole / ranks) >= 8:  # one element of float64
+            raise TrafficError(f"a message of {size:,} bytes sent, a chunk has {whole / ranks:,.0f}")
+    if whole % ranks == 0 and sent.bytes * ranks != messages * whole:
+        raise TrafficError(f"{sent.bytes:,} bytes sent, a ring sends {messages * whole // ranks:,}")

@@ -76,7 +76,7 @@ def problems(notebook: nbformat.NotebookNode, host: str) -> list[str]:
 
 
 def same_text(expected: str, actual: str) -> bool:
-    """Equal texts, whole numbers equal, other numbers within ``RELATIVE_TOLERANCE`` or both below ``ZERO``."""
+    """Texts and whole numbers equal, other numbers within ``RELATIVE_TOLERANCE`` or both below ``ZERO``."""
     if NUMBER.sub("#", expected) != NUMBER.sub("#", actual):
         return False
     return all(

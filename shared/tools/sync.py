@@ -20,7 +20,7 @@ MAP = "00_start_here.ipynb#Map-of-the-course"
 
 
 def stub_of(solution: str) -> str:
-    """The stub that a reader starts from: each marked block of the solution becomes ``raise NotImplementedError``."""
+    """What a reader starts from: each marked block of the solution becomes ``raise NotImplementedError``."""
     lines, inside = [], False
     for line in solution.splitlines():
         if line.strip() == BEGIN:

@@ -1,0 +1,3 @@
+"""Loads the notebook plugin for `tests` and `notebooks` alike."""
+
+pytest_plugins = ["tests.nbmake_plugin"]

@@ -1,0 +1,48 @@
+"""A ring in which every rank sends first and receives later: it stands still, and a timeout ends it.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_deadlock.py
+Written by:  notebooks/05_ring_all_reduce.ipynb
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+from shared.report import print_in_rank_order
+
+
+@dataclass(frozen=True)
+class Config:
+    timeout_s: float = 3.0  # the default of init_process_group is 30 minutes
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        # A group of its own for the deadlock: after a timeout its connections are of no more use.
+        ring = dist.new_group(timeout=timedelta(seconds=cfg.timeout_s), backend="gloo")
+        right, left = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
+        mine, incoming = torch.ones(10), torch.empty(10)
+        try:
+            dist.send(mine, right, group=ring)  # returns once the neighbour receives, and it is sending too
+            dist.recv(incoming, left, group=ring)
+        except RuntimeError as error:
+            # The first rank to give up closes its connections, and the others may hear of that instead.
+            if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
+                raise
+        else:
+            raise CourseError("there was to be a deadlock, but the messages arrived")
+        print_in_rank_order(f"I gave up: my send to rank {right} waited for a receive that never came")
+
+        sending = dist.isend(mine, right)  # the cure: start sending, receive meanwhile, then wait
+        dist.recv(incoming, left)
+        sending.wait()
+        print_in_rank_order(f"with isend: {len(incoming)} numbers from rank {left}")
+
+
+if __name__ == "__main__":
+    run(main, Config())

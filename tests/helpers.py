@@ -1,0 +1,78 @@
+"""What several test files need: run a script under torchrun, copy the checkout, build a notebook."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = Path(__file__).parent / "scripts"
+WRONG_ANSWERS = Path(__file__).parent / "wrong_answers"
+LESSON_PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+EXERCISES = sorted(path.stem for path in (ROOT / "labs" / "solutions").glob("exercise_*.py"))
+Done = subprocess.CompletedProcess
+HANG_S = 180  # bounds a hang; nothing is measured with it
+SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
+    """A reader's environment in which ``python`` is this one and ``shared`` is that of ``root``."""
+    unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTEST_ADDOPTS")
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    fixed = {"PATH": path, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu"}
+    return {**kept, **fixed, **more}
+
+
+def command(*parts: str | Path, root: Path = ROOT, cwd: Path = ROOT, **env: str) -> Done:
+    """Run a command to its end; ``stdout`` holds both streams as text."""
+    return subprocess.run(
+        [str(part) for part in parts],
+        cwd=cwd,
+        env=environment(root, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=HANG_S,
+    )
+
+
+def python(*parts: str | Path, **options) -> Done:
+    return command(sys.executable, *parts, **options)
+
+
+def torchrun_command(script: Path, ranks: int, *arguments: str | Path) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*launcher, str(script), *map(str, arguments)]
+
+
+def torchrun(script: Path, *arguments: str | Path, ranks: int = 2, **options) -> Done:
+    return command(*torchrun_command(script, ranks, *arguments), **options)
+
+
+def copy_of_checkout(target: Path) -> Path:
+    """Copy the checkout, without what .gitignore names, and return ``target``."""
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()]
+    copytree(ROOT, target, ignore=ignore_patterns(".git", *ignored))
+    return target
+
+
+def notebook_of(*code: str, markdown: Sequence[str] = ()) -> nbformat.NotebookNode:
+    cells = [*map(new_markdown_cell, markdown), *map(new_code_cell, code)]
+    return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+
+
+def pyproject(root: Path = ROOT) -> dict:
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def requirement_names(root: Path = ROOT) -> set[str]:
+    """The packages that the course depends on."""
+    return {re.split(r"[<>=!~ ]", line)[0] for line in pyproject(root)["project"]["dependencies"]}

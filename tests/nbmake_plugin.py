@@ -1,0 +1,75 @@
+"""Lessons under nbmake: a red one shows what its ranks printed, a green one must show what is committed."""
+
+import functools
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbmake import nb_run
+from nbmake.nb_result import NotebookError, NotebookResult
+from nbmake.pytest_items import NotebookFailedException, NotebookItem
+
+from shared.tools.outputs import ANSI, compare
+
+SECTION = "what the failing cell printed"
+SHOWN_CHARACTERS = 6000
+NO_CELL = -1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # As in `make refresh`: without it the frames of a progress bar stay apart and outputs never agree.
+    nb_run.NotebookClient = functools.partial(NotebookClient, coalesce_streams=True)
+    nb_run.NotebookRun.execute = compared(nb_run.NotebookRun.execute)
+
+
+def pytest_unconfigure() -> None:
+    nb_run.NotebookClient = NotebookClient
+    nb_run.NotebookRun.execute = nb_run.NotebookRun.execute.__wrapped__
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Lessons are numbered; any other notebook is a reader's own."""
+    return collection_path.suffix == ".ipynb" and not collection_path.name[:1].isdigit() or None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, NotebookItem):
+        item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> pytest.TestReport:
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, NotebookFailedException) and (printed := printed_by_failing_cell(error.args[0])):
+        report.sections.append((SECTION, printed[-SHOWN_CHARACTERS:]))
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    config.option.nbmake = False  # nbmake would advertise its home page under every run
+
+
+def printed_by_failing_cell(result: NotebookResult) -> str:
+    index = result.error.failing_cell_index
+    outputs = [] if index == NO_CELL else result.nb.cells[index].get("outputs", [])
+    text = "".join(output.text for output in outputs if output.output_type == "stream")
+    return ANSI.sub("", text).replace("\r\n", "\n")
+
+
+def compared(execute):
+    """``NotebookRun.execute``, with a difference from the committed outputs as one more error."""
+
+    @functools.wraps(execute)
+    def wrapper(self: nb_run.NotebookRun) -> NotebookResult:
+        committed = nbformat.read(self.filename, 4)
+        result = execute(self)
+        if result.error is None and (found := compare(committed, result.nb)):
+            trace = "\n".join([*found, "Run `make refresh` if the new outputs are right."])
+            summary = f"{len(found)} cell(s) show something else than what is committed"
+            result = NotebookResult(nb=result.nb, error=NotebookError(summary, trace, NO_CELL))
+        return result
+
+    return wrapper

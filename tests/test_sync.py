@@ -1,0 +1,115 @@
+"""Every derived file equals its source, and each way to break that is noticed."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from shared.errors import InputError
+from shared.tools.lessons import read_lessons
+from shared.tools.sync import derived_files, differences
+from tests.helpers import ROOT, python
+from tests.mini_course import make_course
+
+LAB = "labs/lab_90_small.py"
+NOTEBOOK = "notebooks/90_small.ipynb"
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    return make_course(tmp_path / "course", "90", "91")
+
+
+def found_in(course: Path) -> dict[str, str]:
+    return {path.relative_to(course).as_posix(): what for path, what in differences(course).items()}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_everything_derived_is_in_sync():
+    assert found_in(ROOT) == {}, "run `make sync`"
+
+
+def test_each_lab_has_one_owner():
+    labs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "labs").glob("*.py")}
+    written = [name for lesson in read_lessons() for name in lesson.written]
+    assert sorted(labs) == sorted(written)
+
+
+def test_a_course_in_sync_has_no_differences(course: Path):
+    assert found_in(course) == {}
+    assert len(derived_files(course)) == 6
+
+
+def test_an_orphan_is_found(course: Path):
+    (course / "labs" / "lab_99_orphan.py").write_text("", encoding="utf-8")
+    assert found_in(course) == {"labs/lab_99_orphan.py": "no notebook writes it"}
+
+
+def test_an_edited_lab_is_found(course: Path):
+    edit(course / LAB, "report=False", "report=True")
+    assert found_in(course) == {LAB: "differs from its source"}
+
+
+def test_a_missing_lab_is_found(course: Path):
+    (course / LAB).unlink()
+    assert found_in(course) == {LAB: "is missing"}
+
+
+def test_a_changed_solution_is_found_in_cell_and_stub(course: Path):
+    edit(course / "labs/solutions/exercise_90_small.py", "Return the answer.", "Return all answers.")
+    assert found_in(course) == {
+        NOTEBOOK: "differs from its source",
+        "labs/exercise_90_small.py": "differs from its source",
+    }
+
+
+def test_a_changed_title_is_found_in_the_neighbour(course: Path):
+    edit(course / NOTEBOOK, "# 90 · A small lesson", "# 90 · A smaller lesson")
+    assert found_in(course) == {"notebooks/91_small.ipynb": "differs from its source"}
+
+
+def test_a_stale_table_is_found_in_the_readme(course: Path):
+    readme = course / "README.md"
+    readme.write_text(
+        "<!-- lessons: written by `make sync` -->\nstale\n<!-- lessons: end -->\n", encoding="utf-8"
+    )
+    assert found_in(course) == {"README.md": "differs from its source"}
+    assert "[A small lesson](notebooks/90_small.ipynb)" in derived_files(course)[readme]
+
+
+def test_two_cells_of_one_notebook_may_not_write_one_file(course: Path):
+    edit(course / NOTEBOOK, "../labs/exercise_90_small.py", f"../{LAB}")
+    with pytest.raises(InputError, match=f"{LAB} is written twice"):
+        read_lessons(course)
+
+
+def test_two_notebooks_may_not_write_one_file(course: Path):
+    edit(course / "notebooks/91_small.ipynb", "../labs/lab_91_small.py", f"../{LAB}")
+    with pytest.raises(InputError, match="is written by 90_small.ipynb and by 91_small.ipynb"):
+        read_lessons(course)
+
+
+def test_a_cell_may_not_write_outside_of_labs(course: Path):
+    edit(course / NOTEBOOK, f"../{LAB}", "../shared/lab_90_small.py")
+    with pytest.raises(InputError, match="write `%%writefile"):
+        read_lessons(course)
+
+
+def test_make_sync_writes_what_differs_and_runs_nothing(tmp_path: Path):
+    course = make_course(tmp_path / "course")
+    notebook = nbformat.read(course / NOTEBOOK, 4)
+    notebook.cells[-3].source = "raise SystemExit('a cell was run')"
+    (course / NOTEBOOK).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    (course / LAB).write_text("drift", encoding="utf-8")
+    checked = python("-m", "shared.tools.sync", "--check", root=course, cwd=course)
+    assert (checked.returncode, checked.stdout) == (1, f"{LAB} differs from its source\n")
+    written = python("-m", "shared.tools.sync", root=course, cwd=course)
+    assert (written.returncode, written.stdout) == (0, f"wrote {LAB}\n")
+    assert found_in(course) == {}
+    again = python("-m", "shared.tools.sync", root=course, cwd=course)
+    assert (again.returncode, again.stdout) == (0, "")
