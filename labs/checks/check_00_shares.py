@@ -1,4 +1,4 @@
-"""Check of exercise 00. Run it: torchrun --standalone --nproc-per-node=2 labs/checks/check_00_shares.py"""
+"""Check of exercise 00. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""Check of exercise 05. Run it: torchrun --standalone --nproc-per-node=4 labs/checks/check_05_reduce_scatter.py"""
+"""Check of exercise 05. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
 
 from types import ModuleType
 

@@ -27,7 +27,7 @@ IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(|<img\b(?P<attributes>[^>]*)>")
 BRACES = re.compile(r"\$?\{[^{}]*\}|[{}]")
 SHELL_CALLS = ("system", "getoutput")
 FORBIDDEN_MODULES = ("multiprocessing", "subprocess", "torch.multiprocessing")
-FORBIDDEN_CALLS = ("os.system", "os.popen", "os.fork", "run_line_magic:sx")
+FORBIDDEN_CALLS = ("os.system", "os.popen", "os.fork")
 FORBIDDEN_MAGICS = ("bash", "sh", "script", "sx", "system", "!", "!!", "python", "python3")
 
 

@@ -1,0 +1,127 @@
+"""DistributedDataParallel equals a single process after every step, in gradients and parameters.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_ddp.py
+Written by:  notebooks/08_ddp.ipynb
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.data import load_images
+from shared.group import Group, pick_device, read_environment
+from shared.lab import run
+from shared.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
+from shared.report import print_in_rank_order, print_on_rank_0
+from shared.results import record_results
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 7
+    steps: int = 6
+    global_batch: int = 840  # divides by every world size up to 8
+    learning_rate: float = 0.5
+    tolerance: float = 1e-12  # float64
+
+
+class TiedNet(nn.Module):
+    """A classifier of digits with a weight used twice and a layer that does not learn.
+
+    Input (batch, 1, 8, 8), output (batch, 10) scores.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(64, 32).requires_grad_(False)
+        self.first = nn.Linear(32, 32)
+        self.second = nn.Linear(32, 32)
+        self.second.weight = self.first.weight  # tied
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(x.flatten(1))
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.second(x))
+        return self.head(x)
+
+
+def setup() -> Group:
+    """Join the process group, as every DDP script does before anything else."""
+    rank, local_rank, world_size = read_environment()
+    device = pick_device(local_rank)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    return Group(rank, local_rank, world_size, device, backend)
+
+
+def cleanup() -> None:
+    """Wait for everyone, then leave."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def batches(cfg: Config, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The global batches, the same on each rank: images float64 (840, 1, 8, 8), labels (840,)."""
+    data = load_images("digits")
+    for step in range(cfg.steps):
+        chosen = torch.arange(step * cfg.global_batch, (step + 1) * cfg.global_batch) % len(data.train_x)
+        yield data.train_x[chosen].double().to(device), data.train_y[chosen].to(device)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Forward, backward, update. The same lines for one process and for DDP; returns the mean loss."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()  # DDP averages the gradients of all ranks in here
+    optimizer.step()
+    return loss.item()
+
+
+def reference(cfg: Config, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What a single process starts from: the model that rank 0's seed gives."""
+    torch.manual_seed(cfg.seed)
+    model = TiedNet().double().to(device)
+    return model, torch.optim.SGD(model.parameters(), cfg.learning_rate, momentum=0.9)
+
+
+def main(cfg: Config) -> None:
+    group = setup()
+    alone, alone_optimizer = reference(cfg, group.device)
+
+    torch.manual_seed(cfg.seed + group.rank)  # a different model on each rank, on purpose
+    model = TiedNet().double().to(group.device)
+    before = sum(p.sum().item() for p in model.parameters())
+    ddp = DistributedDataParallel(model, device_ids=[group.local_rank] if group.backend == "nccl" else None)
+    after = sum(p.sum().item() for p in model.parameters())
+    print_in_rank_order(f"sum of parameters: {before:8.4f} before DDP(model), {after:8.4f} after")
+    assert_same_on_every_rank("after construction", parameters(ddp))
+    assert_all_equal("after construction", parameters(ddp), parameters(alone), 0.0)
+
+    optimizer = torch.optim.SGD(ddp.parameters(), cfg.learning_rate, momentum=0.9)
+    rows = []
+    for step, (x, y) in enumerate(batches(cfg, group.device)):
+        mine = slice(group.rank, None, group.world_size)
+        loss = train_step(ddp, optimizer, x[mine], y[mine])
+        alone_loss = train_step(alone, alone_optimizer, x, y)
+        gradient = assert_all_equal("gradient", gradients(ddp), gradients(alone), cfg.tolerance)
+        parameter = assert_all_equal("parameter", parameters(ddp), parameters(alone), cfg.tolerance)
+        assert_same_on_every_rank(f"step {step}", parameters(ddp))
+        rows.append({"loss": loss, "alone": alone_loss})
+        print_on_rank_0(
+            f"step {step}: loss of one process {alone_loss:.4f}, "
+            f"largest difference in gradients {gradient:.0e}, in parameters {parameter:.0e}"
+        )
+    record_results("lab_08_ddp", {"steps": rows})
+    cleanup()
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,77 @@
+"""Rules for versions: ranges and pins live in pyproject.toml, and nowhere else."""
+
+import re
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+OLDEST_TRIED = {"torch": "2.11.0", "torchvision": "0.26.0"}
+REGISTRIES = re.compile(
+    r"[\w.-]*(?:pypi|pythonhosted|download\.pytorch|conda\.anaconda|repo\.anaconda|prefix\.dev|conda-forge\.org)"
+    r"[\w.-]*",
+    re.IGNORECASE,
+)
+PLACES = ("pyproject.toml", "environment.yml", "Makefile", "README.md", ".ci/*", "*.toml", "*.txt", "*.cfg")
+VERSION_OF_PACKAGE = re.compile(r"[\w-]+(?:\[[\w,]+\])?\s*(?:==|~=|[<>]=)\s*\d[\d.]*")
+
+
+def range_problems(project: dict) -> list[str]:
+    """Each dependency has a range with both ends and a pin within; there is no other pin."""
+    extras = project["project"]["optional-dependencies"]
+    ranged = {one.name: one for one in map(Requirement, project["project"]["dependencies"] + extras["test"])}
+    pins = {one.name: one for one in map(Requirement, extras["pinned"])}
+    found = [f"{name} is not pinned" for name in ranged.keys() - pins.keys()]
+    found += [f"{name} is pinned but has no range" for name in pins.keys() - ranged.keys()]
+    for name, one in ranged.items():
+        if {spec.operator for spec in one.specifier} != {">=", "<"}:
+            found.append(f"{name} needs a lowest and a highest version")
+    for name, one in pins.items():
+        (spec,) = one.specifier
+        if spec.operator != "==":
+            found.append(f"{name} is pinned loosely: {one}")
+        elif name in ranged and not ranged[name].specifier.contains(spec.version):
+            found.append(f"{one} is outside of {ranged[name]}")
+    for one in map(Requirement, extras["oldest-kernel"]):
+        lowest = min(spec.version for spec in ranged[one.name].specifier if spec.operator == ">=")
+        (spec,) = one.specifier
+        if not ranged[one.name].specifier.contains(spec.version) or not spec.version.startswith(lowest):
+            found.append(f"{one} is not the oldest of {ranged[one.name]}")
+    for name, version in OLDEST_TRIED.items():
+        if not ranged[name].specifier.contains(version):
+            found.append(f"{name} {version} is outside of {ranged[name]}")
+    return found
+
+
+def environment_problems(text: str, project: dict) -> list[str]:
+    """environment.yml brings Python and pip; all else comes from pyproject.toml."""
+    environment = yaml.safe_load(text)
+    plain = [one for one in environment["dependencies"] if isinstance(one, str)]
+    pip = [line for one in environment["dependencies"] if isinstance(one, dict) for line in one["pip"]]
+    names = [re.split(r"[ <>=]", one)[0] for one in plain]
+    found = []
+    if pip != ["-e .[test,pinned]"]:
+        found.append(f"pip installs {pip}, not this project with its pins")
+    found += [f"{name} belongs into pyproject.toml" for name in names if name not in ("python", "pip")]
+    python = [one.removeprefix("python").strip() for one in plain if one.startswith("python")]
+    if len(python) != 1:
+        found.append("python is not named once")
+    elif python[0]:
+        version = re.sub(r"[^\d.]", "", python[0].split(",")[0]).rstrip(".")
+        if not SpecifierSet(project["project"]["requires-python"]).contains(version):
+            found.append(f"python {python[0]} does not satisfy pyproject.toml")
+    return found
+
+
+def registry_problems(root: Path) -> list[str]:
+    """Where packages come from is the reader's choice: no file names a registry."""
+    found = []
+    for path in sorted({path for place in PLACES for path in root.glob(place)}):
+        for name in REGISTRIES.findall(path.read_text(encoding="utf-8")):
+            found.append(f"{path.name} names {name}")
+    return found
+
+
+def version_problems(name: str, text: str) -> list[str]:
+    return [f"{name} holds a version of its own: {match}" for match in VERSION_OF_PACKAGE.findall(text)]

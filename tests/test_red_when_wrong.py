@@ -1,0 +1,123 @@
+"""A failing command makes its notebook red, wherever it runs; a working one leaves it green."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_output
+
+from tests.helpers import ROOT, Done, command, notebook_of, pyproject
+from tests.kernels import install_kernel, run_nbclient, run_nbmake, run_papermill
+from tests.rules.cells import SET_UP
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = "!torchrun --standalone --nproc-per-node=2"
+TOLD = "[rank 1] RuntimeError: this rank was told to fail"
+FAILING = {
+    "lab": f"{TORCHRUN} ../labs/lab_00_fails.py",
+    "false": "!false",
+    "code": "!python -c 'raise SystemExit(3)'",
+    "pipe": "!false | cat",
+}
+ALSO_FAILING = {"captured": "out = !false", "unknown": "!no-such-command", "killed": "!kill -9 $$"}
+WORKING = {
+    "true": "!true",
+    "pipe": "!echo two | cat",
+    "told": "!false ; echo exit code: $?",
+    "python": "!python -c 'print(2)'",
+}
+MESSAGE = "CalledProcessError: the command above failed with exit code {}; its last lines say why"
+OLDEST = ROOT / ".venv-oldest-kernel"
+
+
+def write(checkout: Path, name: str, *code: str, shows: str = "") -> Path:
+    notebook = notebook_of(SET_UP, *code)
+    if shows:
+        notebook.cells[-1].outputs = [new_output("stream", name="stdout", text=shows)]
+    path = checkout / "notebooks" / f"{name}.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def under_nbmake(checkout: Path) -> Done:
+    """All notebooks in one run under nbmake: each failing command, and what is compared afterwards."""
+    for name, line in FAILING.items():
+        write(checkout, f"91_{name}", line)
+    write(checkout, "92_same", "print('loss 0.500')", shows="loss 0.501\n")
+    write(checkout, "92_other", "print('loss 0.500')", shows="loss 0.900\n")
+    names = [*(f"91_{name}" for name in FAILING), "92_same", "92_other"]
+    return run_nbmake(checkout, *(f"notebooks/{name}.ipynb" for name in names))
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_red_under_nbmake(name: str, under_nbmake: Done):
+    assert under_nbmake.returncode == 1
+    assert f"FAILED notebooks/91_{name}.ipynb" in under_nbmake.stdout
+
+
+def test_nbmake_shows_what_the_ranks_said(under_nbmake: Done):
+    assert "what the failing cell printed" in under_nbmake.stdout
+    assert TOLD in under_nbmake.stdout
+
+
+def test_nbmake_compares_with_the_committed_outputs(under_nbmake: Done):
+    assert "FAILED notebooks/92_other.ipynb" in under_nbmake.stdout
+    assert "cell 1 shows\nloss 0.500\n\nbut committed is\nloss 0.900" in under_nbmake.stdout
+    assert "FAILED notebooks/92_same.ipynb" not in under_nbmake.stdout
+    assert "5 failed, 1 passed" in under_nbmake.stdout
+
+
+@pytest.mark.usefixtures("under_nbmake")
+def test_notebooks_without_a_number_are_no_lessons(checkout: Path):
+    write(checkout, "own", "!false")
+    collected = run_nbmake(checkout, "notebooks", "--collect-only").stdout
+    assert "91_false.ipynb" in collected
+    assert "own.ipynb" not in collected
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_red_under_papermill(name: str, checkout: Path):
+    error = run_papermill(write(checkout, f"93_{name}", FAILING[name]), checkout)
+    assert error == MESSAGE.format(3 if name == "code" else 1)
+
+
+def test_green_under_papermill(checkout: Path):
+    assert run_papermill(write(checkout, "94_green", *WORKING.values()), checkout) is None
+
+
+@pytest.fixture(params=["own", "oldest"])
+def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a kernel: this environment's, then the oldest that the ranges allow."""
+    if request.param == "own":
+        return "python3"
+    if not (OLDEST / ".installed").is_file():
+        done = command("make", f"{OLDEST.name}/.installed")
+        assert done.returncode == 0, done.stdout
+    install_kernel(tmp_path, "oldest", OLDEST / "bin" / "python")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    return "oldest"
+
+
+def test_red_and_green_in_the_kernel(kernel: str, checkout: Path):
+    versions = "import IPython, ipykernel; print(IPython.__version__, ipykernel.__version__)"
+    failing = {**FAILING, **ALSO_FAILING}
+    notebook = notebook_of(SET_UP, versions, *failing.values(), *WORKING.values())
+    set_up, version, *errors = run_nbclient(notebook, checkout, kernel)
+    assert (set_up, version) == (None, None)
+    if kernel == "oldest":
+        pins = [
+            line.split("==")[1] for line in pyproject()["project"]["optional-dependencies"]["oldest-kernel"]
+        ]
+        assert notebook.cells[1].outputs[0].text.split() == pins
+    red = dict(zip(failing, errors, strict=False))
+    codes = {"code": 3, "unknown": 127, "killed": -9}
+    assert red == {name: MESSAGE.format(codes.get(name, 1)) for name in failing}
+    assert errors[len(failing) :] == [None] * len(WORKING)
+    assert TOLD in notebook.cells[2].outputs[0].text
+
+
+def test_without_set_up_a_failing_command_goes_unnoticed(checkout: Path):
+    """The fault that the set-up cures: it shows that these tests can fail."""
+    assert run_nbclient(notebook_of("!false"), checkout) == [None]
