@@ -13,6 +13,7 @@ from shared.errors import CourseError
 from shared.group import Group, process_group
 from shared.lab import run
 from shared.parity import assert_equal
+from shared.point_to_point import exchange
 from shared.report import print_on_rank_0
 from shared.results import record_results
 from shared.traffic import Sent, TrafficError, assert_ring_traffic, count_sent
@@ -43,9 +44,7 @@ def whole_tensor_ring(x: torch.Tensor, n: int) -> None:
     passing = x.clone()
     for _ in range(n - 1):
         incoming = torch.empty_like(x)
-        sending = dist.isend(passing, (rank + 1) % n)
-        dist.recv(incoming, (rank - 1) % n)
-        sending.wait()
+        exchange(passing, (rank + 1) % n, incoming, (rank - 1) % n)
         x += incoming
         passing = incoming
 
@@ -56,9 +55,7 @@ def recursive_doubling(x: torch.Tensor, n: int) -> None:
     while distance < n:
         partner = dist.get_rank() ^ distance
         incoming = torch.empty_like(x)
-        sending = dist.isend(x, partner)
-        dist.recv(incoming, partner)
-        sending.wait()
+        exchange(x, partner, incoming, partner)
         x += incoming
         distance *= 2
 

@@ -15,6 +15,7 @@ from shared.group import Group, process_group
 from shared.lab import run
 from shared.models import ConvNet
 from shared.parity import assert_equal
+from shared.point_to_point import exchange
 from shared.report import print_on_rank_0
 from shared.results import record_results
 from shared.traffic import assert_ring_traffic, count_sent, wire_bytes
@@ -44,16 +45,12 @@ def ring_all_reduce(x: torch.Tensor, n: int) -> torch.Tensor:
     for step in range(n - 1):
         outgoing, target = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
         incoming = torch.empty_like(target)
-        sending = dist.isend(outgoing, right)
-        dist.recv(incoming, left)
+        exchange(outgoing, right, incoming, left)
         target += incoming
-        sending.wait()
     # All-gather: pass on what is complete.
     for step in range(n - 1):
         outgoing, target = chunks[(rank + 1 - step) % n], chunks[(rank - step) % n]
-        sending = dist.isend(outgoing, right)
-        dist.recv(target, left)
-        sending.wait()
+        exchange(outgoing, right, target, left)
     return x
 
 

@@ -1,0 +1,66 @@
+"""Stubs are not started, solutions are accepted, and each typical wrong answer is told what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.tools.sync import stub_of
+from tests.helpers import EXERCISES, ROOT, WRONG_ANSWERS, Done, torchrun
+from tests.rules.labs import REJECTED
+
+pytestmark = pytest.mark.slow
+
+ANSWERS = sorted(WRONG_ANSWERS.glob("exercise_*/*.py"))
+
+
+def check(exercise: str, answer: Path, ranks: int) -> Done:
+    name = exercise.replace("exercise", "check", 1)
+    return torchrun(ROOT / "labs" / "checks" / f"{name}.py", "--answer", answer, ranks=ranks)
+
+
+def solution(exercise: str) -> Path:
+    return ROOT / "labs" / "solutions" / f"{exercise}.py"
+
+
+def announced(exercise: str, verdict: str) -> str:
+    return f"Exercise {exercise.removeprefix('exercise_').replace('_', ' ')}: {verdict}"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_stub_is_not_started(exercise: str, tmp_path: Path):
+    stub = tmp_path / "stub.py"
+    stub.write_text(stub_of(solution(exercise).read_text(encoding="utf-8")), encoding="utf-8")
+    done = check(exercise, stub, ranks=2)
+    assert (done.returncode, done.stdout) == (0, announced(exercise, "not started") + "\n")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_right(exercise: str, ranks: int):
+    done = check(exercise, solution(exercise), ranks)
+    assert done.returncode == 0, done.stdout
+    assert announced(exercise, "right: ") in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_wrong_answer_is_rejected_for_its_reason(answer: Path):
+    reason = answer.read_text(encoding="utf-8").splitlines()[0].removeprefix(REJECTED)
+    done = check(answer.parent.name, answer, ranks=3)
+    assert done.returncode == 1
+    assert reason in done.stdout
+
+
+def test_a_missing_answer_is_told_in_one_line(tmp_path: Path):
+    done = check(EXERCISES[0], tmp_path / "missing.py", ranks=2)
+    first = done.stdout.splitlines()[0]
+    assert done.returncode == 1
+    assert first == f"{EXERCISES[0]}: there is no file missing.py; run the cell that writes it"
+
+
+def test_an_answer_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("def share_of(:\n", encoding="utf-8")
+    done = check(EXERCISES[0], broken, ranks=2)
+    assert done.returncode == 1
+    assert done.stdout.startswith("broken.py cannot be imported: SyntaxError: ")

@@ -1,0 +1,6 @@
+# rejected: of 1797 items, number 0 is taken more than once
+"""Every rank does the whole work."""
+
+
+def share_of(rank: int, world_size: int, items: int) -> list[int]:
+    return list(range(items))

@@ -1,0 +1,18 @@
+# rejected: stuck: it waited 10 s for a message that did not come
+"""Every rank waits until its message is taken, and none takes one."""
+
+import torch
+import torch.distributed as dist
+
+
+def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % n, (rank - 1) % n
+    chunks = x.tensor_split(n)
+    for step in range(n - 1):
+        outgoing, target = chunks[(rank - step - 1) % n], chunks[(rank - step - 2) % n]
+        incoming = torch.empty_like(target)
+        dist.send(outgoing, right)
+        dist.recv(incoming, left)
+        target += incoming
+    return chunks[rank]

@@ -1,0 +1,13 @@
+# rejected: parameter 0.weight on rank 0 is not rank 0's
+"""All ranks agree, but on the mean."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def start_equal(module: nn.Module) -> None:
+    with torch.no_grad():
+        for tensor in module.parameters():
+            dist.all_reduce(tensor)
+            tensor /= dist.get_world_size()
