@@ -62,6 +62,11 @@ def world_size(value: object, smallest: int = 1, largest: int = 8) -> int:
     return value
 
 
+def log_file(name: str) -> str:
+    """Path of a file for a command's output, in the folder of this kernel's results."""
+    return str(Path(os.environ["RANK_BY_RANK_RESULTS"]) / name)
+
+
 def _set_environment(root: Path) -> None:
     scripts = sysconfig.get_path("scripts")
     for name, folder in (("PATH", scripts), ("PYTHONPATH", str(root))):

@@ -66,7 +66,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         notebook = lesson.notebook
         head = notebook.cells[0]
         lines = head.source.split("\n")
-        head.source = "\n".join([*lines[:5], links_line(lessons, index)])
+        head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, ''))}\g<2>", cell.source)
