@@ -40,6 +40,18 @@ def show(figure: plt.Figure, alt: str) -> None:
     display(_Picture(buffer.getvalue(), alt))
 
 
+def number_grid(axis: plt.Axes, rows: list[list[int]], title: str, highest: int) -> None:
+    """Draw whole numbers as shaded squares, from white for 0 to dark for ``highest``, and write them in."""
+    axis.imshow(rows, cmap="Blues", vmin=0, vmax=1.3 * highest)
+    for y, row in enumerate(rows):
+        for x, number in enumerate(row):
+            axis.text(
+                x, y, number, ha="center", va="center", color="white" if 2 * number > highest else "black"
+            )
+    axis.set(xticks=range(len(rows[0])), yticks=range(len(rows)), title=title)
+    axis.grid(visible=False)
+
+
 class _Picture(Image):
     """A PNG whose plain-text form is its alt text, so that it reads without the image too."""
 

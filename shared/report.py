@@ -30,5 +30,5 @@ def progress(steps: Iterable, description: str) -> tqdm:
         desc=description,
         disable=dist.get_rank() != 0,
         leave=False,
-        bar_format="{desc} {bar} {n_fmt}/{total_fmt}",
+        bar_format="{desc}: {bar} {n_fmt}/{total_fmt}",
     )

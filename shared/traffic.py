@@ -112,11 +112,11 @@ def assert_ring_traffic(sent: Sent, whole: int, ranks: int) -> None:
     """
     messages = 2 * (ranks - 1)
     if sent.calls != messages:
-        raise TrafficError(f"{sent.calls} messages sent, a ring of {ranks} sends {messages}")
+        raise TrafficError(f"messages sent: {sent.calls}; a ring of {ranks} sends {messages}")
     if len({destination for _, destination in sent.messages}) > 1:
         raise TrafficError("messages went to more than one neighbour")
     for size, _ in sent.messages:
         if abs(size - whole / ranks) >= 8:  # one element of float64
-            raise TrafficError(f"a message of {size:,} bytes sent, a chunk has {whole / ranks:,.0f}")
+            raise TrafficError(f"a message has {size:,} bytes; a chunk has {whole / ranks:,.0f}")
     if whole % ranks == 0 and sent.bytes * ranks != messages * whole:
-        raise TrafficError(f"{sent.bytes:,} bytes sent, a ring sends {messages * whole // ranks:,}")
+        raise TrafficError(f"bytes sent: {sent.bytes:,}; a ring sends {messages * whole // ranks:,}")

@@ -1,1 +1,14 @@
-"""Tools of those who write the course: sync, refresh, run, compare, bench. Readers need none of them."""
+"""Tools of those who write the course: sync, refresh, run, format, bench. Readers need none of them."""
+
+import sys
+from collections.abc import Callable
+
+from shared.errors import CourseError
+
+
+def run_tool(main: Callable[[], int]) -> None:
+    """Exit with what ``main`` returns; a ``CourseError`` becomes one line and exit code 1."""
+    try:
+        sys.exit(main())
+    except CourseError as error:
+        sys.exit(str(error))

@@ -14,9 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = re.compile(
     r"# (?P<number>\d\d) · (?P<title>[^\n]+)\n\n"
     r"\*\*(?P<question>[^\n]+\?)\*\* (?P<promise>[^\n]+)\n\n"
-    r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min · (?P<ranks>[^\n·]+) · GPU: (?P<gpu>[^\n·]+)\n"
+    r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min · (?P<ranks>[^\n·]+) · "
+    r"GPU: (?P<gpu>[^\n·]+)(?:\n|$)"
 )
-WRITEFILE = re.compile(r"%%writefile \.\./(labs/\w+\.py)\n")
+WRITEFILE = re.compile(r"%%writefile \.\./(labs/\w+\.py)(?:\n|$)")
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
 
 

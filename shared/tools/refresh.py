@@ -2,13 +2,13 @@
 
 import argparse
 import socket
-import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from tqdm import tqdm
 
+from shared.tools import run_tool
 from shared.tools.lessons import ROOT, Lesson, inputs_digest, read_lessons
 from shared.tools.outputs import clean, problems
 
@@ -66,4 +66,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

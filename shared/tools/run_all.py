@@ -1,7 +1,6 @@
 """``make run``: execute every lesson through papermill into ``runs/`` and end in a table."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import papermill
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
+from shared.tools import run_tool
 from shared.tools.lessons import ROOT, read_lessons
 
 
@@ -46,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

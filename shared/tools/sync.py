@@ -7,11 +7,11 @@
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 import nbformat
 
+from shared.tools import run_tool
 from shared.tools.lessons import ROOT, Lesson, read_lessons, written_files
 
 BEGIN, END = "# solution: begin", "# solution: end"
@@ -123,4 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

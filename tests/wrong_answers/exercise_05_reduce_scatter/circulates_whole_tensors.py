@@ -8,7 +8,6 @@ import torch.distributed as dist
 def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
     rank, n = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % n, (rank - 1) % n
-    chunks = x.tensor_split(n)
     total, passing = x.clone(), x
     for _ in range(n - 1):
         incoming = torch.empty_like(x)

@@ -1,7 +1,6 @@
 # rejected: the values are right, but took 0 broadcasts and 1 others
 """Lets pickle carry the whole state."""
 
-import torch
 import torch.distributed as dist
 from torch import nn
 

@@ -1,7 +1,6 @@
 # rejected: the tied weights are two parameters now
 """Puts new parameters into the layers."""
 
-import torch
 import torch.distributed as dist
 from torch import nn
 

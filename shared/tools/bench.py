@@ -1,0 +1,145 @@
+"""``make bench``: what the helpers and the lessons cost, side by side in one run. Not a test.
+
+Every figure is the median of some runs, taken in turns so that all see the same load.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from shared.tools import run_tool
+from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons
+
+EMPTY = "pass\n"
+BY_HAND = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
+WITH_HELPER = """
+from shared.group import process_group
+from shared.lab import run
+def main():
+    with process_group():
+        pass
+run(main)
+"""
+LAB_COMMAND = re.compile(r"^!(torchrun|python) (.*?)( > .*)?$", re.MULTILINE)
+
+
+def seconds(command: list[str], folder: Path) -> float:
+    """Seconds of one command; whether it succeeds does not matter here, some labs fail on purpose."""
+    started = time.perf_counter()
+    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return time.perf_counter() - started
+
+
+def in_turns(commands: dict[str, list[str]], folder: Path, repeats: int) -> dict[str, float]:
+    """{name: median seconds} of commands run one after the other, ``repeats`` times round."""
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(repeats):
+        for name, command in commands.items():
+            taken[name].append(seconds(command, folder))
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def torchrun(script: str | Path, ranks: int) -> list[str]:
+    return ["torchrun", "--standalone", f"--nproc-per-node={ranks}", str(script)]
+
+
+def bench_helper(repeats: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {}
+        for name, code in {
+            "empty script": EMPTY,
+            "group by hand": BY_HAND,
+            "our helper": WITH_HELPER,
+        }.items():
+            path = Path(folder) / f"{name.replace(' ', '_')}.py"
+            path.write_text(code, encoding="utf-8")
+            commands[name] = torchrun(path, 2)
+        times = in_turns(commands, Path(folder), repeats)
+    print("\ntorchrun with 2 ranks, seconds")
+    for name, took in times.items():
+        print(f"  {name:32} {took:6.2f}")
+    print(f"  helper / by hand {times['our helper'] / times['group by hand']:.2f}")
+
+
+def lab_commands(lesson: Lesson) -> dict[str, list[str]]:
+    """The commands that a lesson's notebook runs, with its own WORLD_SIZE."""
+    code = "\n".join(cell.source for cell in cells_of(lesson.notebook, "code"))
+    world_size = re.search(r"^WORLD_SIZE = (\d+)", code, re.MULTILINE)[1]
+    commands = {}
+    for match in LAB_COMMAND.finditer(code):
+        words = match[2].replace("{WORLD_SIZE}", world_size).split(";")[0].split()
+        commands[Path(words[-1]).stem] = [match[1], *words]
+    return commands
+
+
+def bench_lessons(repeats: int) -> None:
+    for lesson in read_lessons():
+        labs = lab_commands(lesson)
+        with tempfile.TemporaryDirectory() as folder:
+            notebook = [
+                sys.executable,
+                "-m",
+                "papermill",
+                str(ROOT / lesson.path),
+                f"{folder}/out.ipynb",
+                "--no-progress-bar",
+                "-k",
+                "python3",
+            ]
+            times = in_turns({**labs, "notebook": notebook}, ROOT / "notebooks", repeats)
+        alone = sum(times[name] for name in labs)
+        print(f"\n{lesson.path.stem}, seconds")
+        for name in labs:
+            print(f"  {name:32} {times[name]:6.2f}")
+        print(f"  {'its labs together':32} {alone:6.2f}")
+        print(
+            f"  {'notebook (papermill)':32} {times['notebook']:6.2f}  {times['notebook'] / alone:.2f} x its labs"
+        )
+
+
+def bench_ring(repeats: int) -> None:
+    from shared.results import load_results
+
+    print("\nring against gloo's all_reduce: bytes per second, ratio of medians")
+    for ranks in (2, 4):
+        ratios = []
+        for _ in range(repeats):
+            seconds(torchrun("labs/lab_05_cost.py", ranks), ROOT)
+            cost = load_results("lab_05_cost", ranks)[0]
+            ratios.append(
+                [g / r for g, r in zip(cost["medians"]["gloo"], cost["medians"]["ring"], strict=True)]
+            )
+        for size, column in zip(cost["sizes"], zip(*ratios, strict=True), strict=True):
+            if size >= 1 << 20:
+                print(f"  {ranks} ranks, {size >> 20:3} MiB: {statistics.median(column):.2f}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure helpers, labs, notebooks and the ring.")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each command; the median counts")
+    repeats = parser.parse_args().repeats
+    scripts = Path(sys.executable).parent
+    os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    assert shutil.which("torchrun"), "torchrun was not found"
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first run")
+    bench_helper(repeats)
+    bench_ring(repeats)
+    bench_lessons(repeats)
+    return 0
+
+
+if __name__ == "__main__":
+    run_tool(main)

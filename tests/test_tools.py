@@ -1,0 +1,129 @@
+"""The authors' tools: what a digest covers, how a stub is made, how all lessons are run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from shared.tools import lessons
+from shared.tools.lessons import Lesson, imported_modules, inputs_digest
+from shared.tools.refresh import is_fresh
+from shared.tools.sync import stub_of
+from tests.helpers import ROOT, python
+from tests.mini_course import make_course, mini_notebook, write_lesson
+
+TORCHRUN = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs"
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """One lesson, whose labs come from a cell and from the hands of an author."""
+    root = make_course(tmp_path / "course")
+    (root / "labs" / "checks").mkdir()
+    (root / "labs" / "checks" / "check_90.py").write_text("from shared import data\n", encoding="utf-8")
+    return root
+
+
+def lesson_of(
+    course: Path, change: Callable[[nbformat.NotebookNode], None] = lambda notebook: None
+) -> Lesson:
+    notebook = mini_notebook()
+    notebook.cells.append(new_code_cell(f"{TORCHRUN}/lab_90_small.py\n{TORCHRUN}/checks/check_90.py"))
+    change(notebook)
+    return write_lesson(course, notebook)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shared/group.py",  # the lab imports it
+        "shared/errors.py",  # shared/group.py imports it
+        "shared/notebook.py",  # a cell imports it
+        "shared/data.py",  # the check imports it
+        "labs/checks/check_90.py",
+        "labs/lab_90_small.py",
+    ],
+)
+def test_a_change_of_what_a_lesson_runs_makes_it_stale(name: str, course: Path):
+    before = inputs_digest(lesson_of(course), course)
+    with (course / name).open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert inputs_digest(lesson_of(course), course) != before
+
+
+@pytest.mark.parametrize("name", ["shared/traffic.py", "labs/solutions/exercise_90_small.py"])
+def test_a_change_of_anything_else_does_not(name: str, course: Path):
+    before = inputs_digest(lesson_of(course), course)
+    with (course / name).open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert inputs_digest(lesson_of(course), course) == before
+
+
+def test_code_counts_and_prose_does_not(course: Path):
+    before = inputs_digest(lesson_of(course), course)
+    prose = lesson_of(course, lambda notebook: notebook.cells.append(new_markdown_cell("More.")))
+    assert inputs_digest(prose, course) == before
+    code = lesson_of(course, lambda notebook: notebook.cells.append(new_code_cell("1")))
+    assert inputs_digest(code, course) != before
+
+
+def test_a_lesson_is_fresh_while_its_digest_is_that_of_its_run(course: Path):
+    lesson = lesson_of(course)
+    assert not is_fresh(lesson, course)
+    lesson.notebook.metadata["rank_by_rank"] = {"inputs": inputs_digest(lesson, course)}
+    assert is_fresh(lesson, course)
+    lesson.notebook.cells[-1].source += " "
+    assert not is_fresh(lesson, course)
+
+
+def test_a_lesson_tells_its_labs_and_exercises(course: Path):
+    lesson = lesson_of(course)
+    assert (lesson.number, lesson.labs) == ("90", ["labs/lab_90_small.py"])
+    assert lesson.exercises == ["labs/exercise_90_small.py"]
+    assert lesson.header["title"] == "A small lesson"
+    assert lesson.header["gpu"] == "not needed"
+
+
+def test_a_shell_line_may_be_continued(course: Path):
+    continued = "!echo \\\n  --an-option\nfrom shared import data"
+    lesson = lesson_of(course, lambda notebook: notebook.cells.append(new_code_cell(continued)))
+    assert inputs_digest(lesson, course)
+
+
+def test_imports_are_found_in_each_form():
+    source = "import shared.a, os\nfrom shared import b\nfrom shared.c import d\nfrom torch import e\n"
+    assert imported_modules(source) == {"shared.a", "shared.b", "shared.c"}
+
+
+def test_each_marked_block_becomes_one_line():
+    solution = (
+        "a\n    # solution: begin\n    b\n    c\n    # solution: end\nd\n# solution: begin\n# solution: end\n"
+    )
+    todo = "raise NotImplementedError  # your turn: replace this line"
+    assert stub_of(solution) == f"a\n    {todo}\nd\n{todo}\n"
+
+
+def test_lessons_are_read_in_order(tmp_path: Path):
+    root = make_course(tmp_path / "course", "92", "07", "15")
+    assert [lesson.number for lesson in lessons.read_lessons(root)] == ["07", "15", "92"]
+    assert lessons.ROOT == ROOT
+
+
+@pytest.mark.slow
+def test_make_run_ends_in_a_table(tmp_path: Path):
+    root = make_course(tmp_path / "course", "90", "91")
+    red = mini_notebook("91")
+    red.cells.append(new_code_cell("!false"))
+    write_lesson(root, red, "91")
+    done = python("-m", "shared.tools.run_all", "--world-size", "3", root=root, cwd=root)
+    assert done.returncode == 1
+    table = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("9")]
+    assert [(name, state) for name, _, state in table] == [
+        ("90_small", "green"),
+        ("91_small", "red: the command above failed with exit code 1; its last lines say why"),
+    ]
+    assert done.stdout.endswith("1 green, 1 red; executed copies are in runs/\n")
+    executed = nbformat.read(root / "runs" / "90_small.ipynb", 4)
+    assert "WORLD_SIZE = 3" in [cell.source.splitlines()[-1] for cell in executed.cells]
