@@ -44,7 +44,9 @@ def setup() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "shared"]:
             del sys.modules[name]
         sys.path.insert(0, str(root))
-        importlib.import_module("shared.notebook").setup()
+        module = importlib.import_module("shared.notebook")
+        globals().update(vars(module))  # the first cell's name `notebook` still means this module
+        module.setup()
         return
     if not shell.has_trait("system_raise_on_error"):
         raise CourseError("IPython is too old to notice a failing command: pip install -U 'ipython>=9.13'")

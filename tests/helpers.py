@@ -22,16 +22,18 @@ HANG_S = 180  # bounds a hang; nothing is measured with it
 SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
-    """A reader's environment in which ``python`` is this one and ``shared`` is that of ``root``."""
-    unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTEST_ADDOPTS")
+def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
+    """A reader's environment: ``python`` is this one, ``shared`` that of ``root``, or None: as installed."""
+    unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTEST_ADDOPTS", "PYTHONPATH", "SHELLOPTS")
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-    fixed = {"PATH": path, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu"}
+    fixed = {"PATH": path, "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu"}
+    if root is not None:
+        fixed["PYTHONPATH"] = str(root)
     return {**kept, **fixed, **more}
 
 
-def command(*parts: str | Path, root: Path = ROOT, cwd: Path = ROOT, **env: str) -> Done:
+def command(*parts: str | Path, root: Path | None = ROOT, cwd: Path = ROOT, **env: str) -> Done:
     """Run a command to its end; ``stdout`` holds both streams as text."""
     return subprocess.run(
         [str(part) for part in parts],

@@ -1,6 +1,7 @@
 """Run a notebook in a kernel, in each of the ways a reader would."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,28 +18,24 @@ OWN_KERNEL = "python3"
 
 
 @contextmanager
-def kernel_environment(root: Path) -> Iterator[None]:
+def kernel_environment(root: Path | None) -> Iterator[None]:
     """Kernels that start inside see what a reader's kernel sees, and ``shared`` of ``root``."""
     with pytest.MonkeyPatch.context() as patch:
         wanted = environment(root)
-        for name in ("RANK_BY_RANK_RESULTS", "SHELLOPTS"):
-            patch.delenv(name, raising=False)
-        for name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS", "RANK_BY_RANK_DEVICE"):
-            patch.setenv(name, wanted[name])
+        for name in os.environ.keys() - wanted.keys():
+            patch.delenv(name)
+        for name, value in wanted.items():
+            patch.setenv(name, value)
         yield
 
 
-def run_nbclient(notebook: nbformat.NotebookNode, root: Path, kernel: str = OWN_KERNEL) -> list[str | None]:
-    """Run all cells, also after a red one; return each code cell's error, or None."""
-    client = NotebookClient(
-        notebook,
-        timeout=HANG_S,
-        kernel_name=kernel,
-        allow_errors=True,
-        resources={"metadata": {"path": str(root / "notebooks")}},
-    )
+def run_nbclient(
+    notebook: nbformat.NotebookNode, folder: Path, root: Path | None, kernel: str = OWN_KERNEL
+) -> list[str | None]:
+    """Run all cells in ``folder``, also after a red one; return each code cell's error, or None."""
+    client = NotebookClient(notebook, timeout=HANG_S, kernel_name=kernel, allow_errors=True)
     with kernel_environment(root):
-        client.execute()
+        client.execute(cwd=str(folder))
     return [error_of(cell) for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -57,7 +54,7 @@ def run_papermill(path: Path, root: Path, cwd: Path | None = None, **parameters:
                 parameters=parameters,
                 kernel_name=OWN_KERNEL,
                 progress_bar=False,
-                cwd=cwd and str(cwd),
+                cwd=str(cwd or root),
             )
         except PapermillExecutionError as error:
             return "\n".join(error.traceback)

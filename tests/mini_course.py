@@ -7,6 +7,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from shared.tools.lessons import Lesson, read_lesson
+from shared.tools.outputs import clean
 from shared.tools.sync import derived_files, stub_of
 from tests.helpers import ROOT
 from tests.rules.cells import SECTIONS, SET_UP
@@ -61,8 +62,7 @@ def mini_notebook(number: str = "90") -> nbformat.NotebookNode:
         *(new_markdown_cell(f"## {title}\n\nA sentence.") for title in SECTIONS[6:]),
     ]
     notebook = new_notebook(cells=cells)
-    for index, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{index:02d}"
+    clean(notebook)
     return notebook
 
 

@@ -104,7 +104,7 @@ def test_red_and_green_in_the_kernel(kernel: str, checkout: Path):
     versions = "import IPython, ipykernel; print(IPython.__version__, ipykernel.__version__)"
     failing = {**FAILING, **ALSO_FAILING}
     notebook = notebook_of(SET_UP, versions, *failing.values(), *WORKING.values())
-    set_up, version, *errors = run_nbclient(notebook, checkout, kernel)
+    set_up, version, *errors = run_nbclient(notebook, checkout / "notebooks", checkout, kernel)
     assert (set_up, version) == (None, None)
     if kernel == "oldest":
         pins = [
@@ -120,4 +120,4 @@ def test_red_and_green_in_the_kernel(kernel: str, checkout: Path):
 
 def test_without_set_up_a_failing_command_goes_unnoticed(checkout: Path):
     """The fault that the set-up cures: it shows that these tests can fail."""
-    assert run_nbclient(notebook_of("!false"), checkout) == [None]
+    assert run_nbclient(notebook_of("!false"), checkout, checkout) == [None]

@@ -104,9 +104,8 @@ def bench_lessons(repeats: int) -> None:
         for name in labs:
             print(f"  {name:32} {times[name]:6.2f}")
         print(f"  {'its labs together':32} {alone:6.2f}")
-        print(
-            f"  {'notebook (papermill)':32} {times['notebook']:6.2f}  {times['notebook'] / alone:.2f} x its labs"
-        )
+        ratio = times["notebook"] / alone
+        print(f"  {'notebook (papermill)':32} {times['notebook']:6.2f}  {ratio:.2f} x its labs")
 
 
 def bench_ring(repeats: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 
 from shared.errors import InputError
 
@@ -97,9 +98,10 @@ def imported_modules(source: str) -> set[str]:
 
 
 def _plain_python(cell: str) -> str:
-    """The Python of a cell: lines for the shell are dropped, a ``%%writefile`` cell counts as its body."""
-    lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("!", "%"))]
-    return "\n".join(lines)
+    """The Python of a cell, as IPython makes it; a ``%%writefile`` cell counts as its body."""
+    if cell.startswith("%%writefile"):
+        return cell.partition("\n")[2]
+    return TransformerManager().transform_cell(cell)
 
 
 def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:

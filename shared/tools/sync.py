@@ -3,16 +3,18 @@
 - ``labs/lab_*.py`` and ``labs/exercise_*.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: what stands between the marks becomes one ``raise``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
+- The README's picture, from the output of the cell tagged ``readme``.
 """
 
 import argparse
+import base64
 import re
 from pathlib import Path
 
 import nbformat
 
 from shared.tools import run_tool
-from shared.tools.lessons import ROOT, Lesson, read_lessons, written_files
+from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons, written_files
 
 BEGIN, END = "# solution: begin", "# solution: end"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
@@ -87,6 +89,18 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     return wanted
 
 
+def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
+    """{path: PNG} of the picture that the cell tagged ``readme`` shows; empty while there is none."""
+    return {
+        root / "notebooks" / "images" / "readme.png": base64.b64decode(output.data["image/png"])
+        for lesson in read_lessons(root)
+        for cell in cells_of(lesson.notebook, "code")
+        if "readme" in cell.metadata.get("tags", [])
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    }
+
+
 def differences(root: Path = ROOT) -> dict[Path, str]:
     """{path: what is wrong with it} of each derived file that is not as it must be."""
     found = {}
@@ -96,6 +110,9 @@ def differences(root: Path = ROOT) -> dict[Path, str]:
         elif not path.is_file():
             found[path] = "is missing"
         elif path.read_text(encoding="utf-8") != text:
+            found[path] = "differs from its source"
+    for path, picture in derived_pictures(root).items():
+        if not path.is_file() or path.read_bytes() != picture:
             found[path] = "differs from its source"
     return found
 
@@ -110,11 +127,13 @@ def main() -> int:
     check = parser.parse_args().check
     found = differences()
     wanted = derived_files()
+    pictures = derived_pictures()
     failed = check and bool(found)
     for path, problem in found.items():
         name = path.relative_to(ROOT).as_posix()
-        if not check and wanted[path] is not None:
-            path.write_text(wanted[path], encoding="utf-8")
+        if not check and (path in pictures or wanted[path] is not None):
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(pictures[path] if path in pictures else wanted[path].encode())
             print(f"wrote {name}")
         else:
             failed = True
