@@ -1,4 +1,4 @@
-"""A checkout runs wherever it lies and wherever a kernel starts, and its notebooks do not disturb each other."""
+"""A checkout runs wherever it lies and a kernel starts; its notebooks do not disturb each other."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +48,7 @@ def test_a_kernel_uses_the_checkout_that_it_starts_in(place: str, checkout: Path
     assert errors == [None, None, None, None, REFUSED]
 
 
-def test_a_kernel_far_from_any_checkout_uses_the_installed_one(checkout: Path, tmp_path: Path):
+def test_a_kernel_far_from_any_checkout_uses_that_of_its_package(checkout: Path, tmp_path: Path):
     path = checkout / "notebooks" / "98_where.ipynb"
     nbformat.write(notebook_of(*WHERE[:3]), path)
     assert run_papermill(path, checkout, cwd=tmp_path) is None

@@ -1,0 +1,66 @@
+"""Lesson 00 in JupyterLab, in a real browser: Run All shows outputs and no error."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell
+
+from tests.browser import ShownCell, find_chromium, jupyterlab, opened, run_all
+from tests.helpers import ROOT
+
+pytestmark = pytest.mark.slow
+
+LESSON = "00_start_here.ipynb"
+RED = "98_red.ipynb"
+MISSING = "browser test not run: chromium is missing"
+
+
+@pytest.fixture(scope="module")
+def lab(checkout: Path, tmp_path_factory: pytest.TempPathFactory):
+    """JupyterLab serving a copy of the checkout in which nothing was executed yet."""
+    if find_chromium() is None:
+        if os.environ.get("RANK_BY_RANK_BROWSER") == "required":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    notebook = nbformat.read(checkout / "notebooks" / LESSON, 4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    nbformat.write(notebook, checkout / "notebooks" / LESSON)
+    notebook.cells = [*notebook.cells[:3], new_code_cell("!false"), new_code_cell("print('not reached')")]
+    nbformat.write(notebook, checkout / "notebooks" / RED)
+    with jupyterlab(checkout, tmp_path_factory.mktemp("jupyter")) as server:
+        yield server
+
+
+def cells_after_run_all(lab: tuple[str, str], name: str) -> list[ShownCell]:
+    with opened(*lab, f"notebooks/{name}") as page:
+        cells = run_all(page)
+        pictures = ROOT / ".browser"
+        pictures.mkdir(exist_ok=True)
+        page.screenshot(path=pictures / f"{Path(name).stem}.png")
+    return cells
+
+
+def test_run_all_shows_outputs_and_no_error(lab: tuple[str, str]):
+    cells = cells_after_run_all(lab, LESSON)
+    assert [cell for cell in cells if cell.errors] == []
+    assert [cell.prompt for cell in cells] == [f"[{number}]:" for number in range(1, len(cells) + 1)]
+    shown = "\n".join(cell.output for cell in cells)
+    assert "[rank 0] " in shown
+    assert "[rank 1] " in shown
+
+
+def test_run_all_stops_at_a_failing_command(lab: tuple[str, str]):
+    cells = cells_after_run_all(lab, RED)
+    *_, failing, after = cells
+    assert failing.errors == 1
+    assert "CalledProcessError: the command above failed with exit code 1" in failing.output
+    assert (after.prompt, after.output) == ("[ ]:", "")
+
+
+def test_a_missing_browser_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    assert find_chromium() is None
