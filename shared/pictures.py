@@ -8,6 +8,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from cycler import cycler  # noqa: E402
 from IPython.display import Image, display  # noqa: E402
+from matplotlib.ticker import LogLocator  # noqa: E402
 
 # Okabe and Ito's colours, safe for colour-blind readers, in an order that also steps in grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -50,6 +51,11 @@ def number_grid(axis: plt.Axes, rows: list[list[int]], title: str, highest: int)
             )
     axis.set(xticks=range(len(rows[0])), yticks=range(len(rows)), title=title)
     axis.grid(visible=False)
+
+
+def tens_with_halves() -> LogLocator:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10, 20, 50, ..."""
+    return LogLocator(subs=(1, 2, 5))
 
 
 class _Picture(Image):

@@ -91,14 +91,14 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
 
 def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
     """{path: PNG} of the picture that the cell tagged ``readme`` shows; empty while there is none."""
-    return {
-        root / "notebooks" / "images" / "readme.png": base64.b64decode(output.data["image/png"])
-        for lesson in read_lessons(root)
-        for cell in cells_of(lesson.notebook, "code")
-        if "readme" in cell.metadata.get("tags", [])
-        for output in cell.outputs
-        if "image/png" in output.get("data", {})
-    }
+    pictures = {}
+    for lesson in read_lessons(root):
+        for cell in cells_of(lesson.notebook, "code"):
+            shown = [output.data for output in cell.outputs if "image/png" in output.get("data", {})]
+            if "readme" in cell.metadata.get("tags", []) and shown:
+                target = root / "notebooks" / "images" / "readme.png"
+                pictures[target] = base64.b64decode(shown[0]["image/png"])
+    return pictures
 
 
 def differences(root: Path = ROOT) -> dict[Path, str]:
