@@ -34,7 +34,7 @@ $(OLDEST)/.installed: pyproject.toml $(DONE)
 	@touch $@
 
 lab: $(DONE)
-	@$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
 test: $(DONE) $(OLDEST)/.installed
 	@$(BIN)/python -m pytest

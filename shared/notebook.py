@@ -84,6 +84,9 @@ def _set_environment(root: Path) -> None:
         folder = tempfile.mkdtemp(prefix="rank-by-rank-")
         os.environ["RANK_BY_RANK_RESULTS"] = folder
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        temporary = Path(folder) / "tmp"  # torchrun leaves a folder behind in each run
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
 
 
 def _show_in_one_line(shell, kind, error, traceback, tb_offset=None) -> list[str]:

@@ -9,7 +9,16 @@ from tests.helpers import EXERCISES, ROOT
 from tests.mini_course import LAB, SOLUTION
 from tests.rules import labs
 
-FOLDERS = ("shared", "shared/tools", "labs", "labs/checks", "labs/solutions", "tests", "tests/scripts")
+FOLDERS = (
+    "shared",
+    "shared/tools",
+    "labs",
+    "labs/checks",
+    "labs/solutions",
+    "tests",
+    "tests/rules",
+    "tests/scripts",
+)
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
 
 

@@ -27,6 +27,7 @@ WORKING = {
     "told": "!false ; echo exit code: $?",
     "python": "!python -c 'print(2)'",
 }
+PROGRESS = "for step in range(3):\n    print(f'\\rstep {step}', end='', flush=True)\nprint('\\rdone')"
 MESSAGE = "CalledProcessError: the command above failed with exit code {}; its last lines say why"
 OLDEST = ROOT / ".venv-oldest-kernel"
 
@@ -46,8 +47,9 @@ def under_nbmake(checkout: Path) -> Done:
     for name, line in FAILING.items():
         write(checkout, f"91_{name}", line)
     write(checkout, "92_same", "print('loss 0.500')", shows="loss 0.501\n")
+    write(checkout, "92_bar", PROGRESS, shows="done\n")
     write(checkout, "92_other", "print('loss 0.500')", shows="loss 0.900\n")
-    names = [*(f"91_{name}" for name in FAILING), "92_same", "92_other"]
+    names = [*(f"91_{name}" for name in FAILING), "92_same", "92_bar", "92_other"]
     return run_nbmake(checkout, *(f"notebooks/{name}.ipynb" for name in names))
 
 
@@ -66,7 +68,8 @@ def test_nbmake_compares_with_the_committed_outputs(under_nbmake: Done):
     assert "FAILED notebooks/92_other.ipynb" in under_nbmake.stdout
     assert "cell 1 shows\nloss 0.500\n\nbut committed is\nloss 0.900" in under_nbmake.stdout
     assert "FAILED notebooks/92_same.ipynb" not in under_nbmake.stdout
-    assert "5 failed, 1 passed" in under_nbmake.stdout
+    assert "FAILED notebooks/92_bar.ipynb" not in under_nbmake.stdout
+    assert "5 failed, 2 passed" in under_nbmake.stdout
 
 
 @pytest.mark.usefixtures("under_nbmake")

@@ -57,6 +57,8 @@ def verify(answer: ModuleType, group: Group) -> str:
             f"the values are right, but took {calls['broadcast']} broadcasts and {calls['other']} others; "
             f"allowed are {ALLOWED_BROADCASTS} broadcasts"
         )
+    if group.world_size > 1 and not calls["broadcast"]:
+        raise Wrong("the values are right, but no broadcast was counted: call it as dist.broadcast")
     count = sum(t.numel() for t in [*module.parameters(), *module.buffers()])
     return (
         f"{count} values equal on {group.world_size} ranks after {calls['broadcast']} broadcasts. Well done."

@@ -33,8 +33,9 @@ def main() -> int:
                 progress_bar=False,
             )
             state = "green"
-        except PapermillExecutionError as error:
-            state = f"red: {error.evalue.splitlines()[0] if error.evalue else error.ename}"
+        except (PapermillExecutionError, OSError, ValueError, RuntimeError) as error:
+            text = getattr(error, "evalue", "") or str(error)
+            state = f"red: {(text.splitlines() or [type(error).__name__])[0]}"
         rows.append((lesson.path.stem, state, time.perf_counter() - started))
     width = max(len(name) for name, _, _ in rows)
     print(f"\n{'lesson':{width}}  seconds  state")
