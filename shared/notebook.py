@@ -12,6 +12,7 @@ from subprocess import CalledProcessError
 
 from shared.errors import CourseError, InputError
 
+COMMAND_NOT_FOUND = 127  # exit code of a shell
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -93,6 +94,8 @@ def _show_in_one_line(shell, kind, error, traceback, tb_offset=None) -> list[str
     text = str(error)
     if isinstance(error, CalledProcessError):
         text = f"the command above failed with exit code {error.returncode}; its last lines say why"
+        if error.returncode == COMMAND_NOT_FOUND:
+            text = "the command was not found; is the course installed in the environment of this kernel?"
     lines = [f"{kind.__name__}: {text}"]
     shell._showtraceback(kind, text, lines)
     return lines
