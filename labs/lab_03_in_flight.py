@@ -105,12 +105,13 @@ def assert_times_out(call: Callable) -> None:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+        sizes = " and ".join(f"{size:,}" for size in cfg.sizes)
         for way, expected in ((hurried, 2.0), (patient, 1.0), (copied, 1.0)):
             for size in cfg.sizes:
                 value = arrives(way, size, mail)
                 if value not in (None, expected):
                     raise CourseError(f"{way.__name__}, {size} numbers: {value} arrived, expected {expected}")
-            print_on_rank_0(f"{way.__name__}: sent 1.0, on each other rank arrived {expected}")
+            print_on_rank_0(f"{way.__name__}, {sizes} numbers: sent 1.0, each other rank got {expected}")
         read_too_early(mail)
         print_on_rank_0("irecv: zeros before wait, ones after it")
 

@@ -70,9 +70,9 @@ def main(cfg: Config) -> None:
         mine = values_of(group.rank, cfg).to(group.device)
         dist.barrier()
         held = hand_round(mine, events, cfg).cpu()
-        ranks_in_it = group.world_size if group.rank == 0 else group.rank + 1
-        assert_equal(f"sum over {ranks_in_it} rank(s)", held, reference(ranks_in_it, cfg), 0.0)
-        print_in_rank_order(f"I held the sum over {ranks_in_it} rank(s), equal to one process's")
+        last = group.rank or group.world_size - 1
+        assert_equal(f"sum of ranks 0 to {last}", held, reference(last + 1, cfg), 0.0)
+        print_in_rank_order(f"I held the sum of ranks 0 to {last}, equal to one process")
         print_on_rank_0(f"{group.world_size} messages, one after another")
         record_results("lab_03_ring", {"events": events, "backend": group.backend})
 
