@@ -1,0 +1,122 @@
+"""Everyone sends to the right before receiving from the left: a deadlock, and three ways out of it.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_deadlock.py
+Written by:  notebooks/03_point_to_point.ipynb
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+from shared.parity import assert_equal
+from shared.point_to_point import exchange
+from shared.report import print_in_rank_order, print_on_rank_0
+from shared.results import record_results
+
+
+@dataclass(frozen=True)
+class Config:
+    numel: int = 2_000_000  # 8 MB, so that a message takes long enough to be drawn
+    timeout_s: float = 3.0  # the default of a gloo group is 30 minutes
+
+
+@dataclass(frozen=True)
+class Shift:
+    """One task for all ranks at once: ``outgoing`` to ``right``, ``incoming`` from ``left``, by ``mail``."""
+
+    outgoing: torch.Tensor
+    incoming: torch.Tensor
+    right: int
+    left: int
+    mail: dist.ProcessGroup
+
+
+def in_two_calls(task: Shift, send_first: bool, events: list[dict]) -> None:
+    """``send`` and ``recv``, in this order or the other; note when each began and ended."""
+    for what in ("send", "recv") if send_first else ("recv", "send"):
+        peer = task.right if what == "send" else task.left
+        event = {"what": what, "peer": peer, "begin": time.monotonic()}
+        try:
+            if what == "send":
+                dist.send(task.outgoing, peer, group=task.mail)
+            else:
+                dist.recv(task.incoming, peer, group=task.mail)
+        finally:
+            events.append(event | {"end": time.monotonic()})
+
+
+def by_isend(task: Shift) -> None:
+    """Start sending, receive, and wait for the sending last."""
+    work = dist.isend(task.outgoing, task.right, group=task.mail)
+    dist.recv(task.incoming, task.left, group=task.mail)
+    work.wait()
+
+
+def by_batch(task: Shift) -> None:
+    """Hand both over at once. ``exchange`` of shared.point_to_point is these lines."""
+    operations = [
+        dist.P2POp(dist.isend, task.outgoing, task.right, task.mail),
+        dist.P2POp(dist.irecv, task.incoming, task.left, task.mail),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        rank, n = group.rank, group.world_size
+        right, left = (rank + 1) % n, (rank - 1) % n
+        events: dict[str, list[dict]] = {}
+        spans: dict[str, tuple[float, float]] = {}
+
+        def shift(timeout_s: float) -> Shift:
+            mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            return Shift(torch.full((cfg.numel,), float(rank)), torch.empty(cfg.numel), right, left, mail)
+
+        # A group of its own for the deadlock: after a timeout its connections are of no more use.
+        stuck = shift(cfg.timeout_s)
+        stuck_in = events["everyone sends first"] = []
+        dist.barrier()
+        try:
+            in_two_calls(stuck, True, stuck_in)
+        except RuntimeError as error:
+            # The first rank to give up closes its connections, and the others may hear of that instead.
+            if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
+                raise
+        else:
+            raise CourseError("there was to be a deadlock, but the messages arrived")
+        assert [event["what"] for event in stuck_in] == ["send"], "nobody got as far as recv"
+        print_in_rank_order(f"stuck in send: I waited for rank {right} to receive")
+
+        task = shift(20)
+        expected = torch.full((cfg.numel,), float(left))
+        ways = {
+            "rank 0 receives first": lambda log: in_two_calls(task, rank != 0, log),
+            "even ranks send first": lambda log: in_two_calls(task, rank % 2 == 0, log),
+            "isend": lambda log: by_isend(task),
+            "batch": lambda log: by_batch(task),
+        }
+        for name, way in ways.items():
+            task.incoming.fill_(-1.0)
+            events[name] = []
+            dist.barrier()
+            begin = time.monotonic()
+            way(events[name])
+            spans[name] = (begin, time.monotonic())
+            assert_equal(name, task.incoming, expected, 0.0)
+            print_on_rank_0(f"{name}: each rank has its left neighbour's tensor")
+        incoming = torch.empty(cfg.numel, device=group.device)
+        exchange(task.outgoing.to(group.device), right, incoming, left)
+        assert_equal("exchange", incoming.cpu(), expected, 0.0)
+        print_on_rank_0("exchange: the same")
+        record_results("lab_03_deadlock", {"events": events, "spans": spans, "waits_for": right})
+
+
+if __name__ == "__main__":
+    run(main, Config())

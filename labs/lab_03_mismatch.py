@@ -1,0 +1,55 @@
+"""Sender and receiver disagree about shape, dtype or size: what gloo notices, and what it does not.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_mismatch.py
+Written by:  notebooks/03_point_to_point.ipynb
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+
+
+@dataclass(frozen=True)
+class Config:
+    too_large: int = 1000  # numbers that rank 0 sends where rank 1 has room for few
+    room: int = 10
+
+
+# What rank 0 sends, the box that rank 1 brings, and what is in that box afterwards.
+CASES = {
+    "another shape": (
+        torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
+        torch.zeros(3, 2),
+        [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
+    ),
+    "another dtype": (torch.tensor([1.0, 2.0]), torch.zeros(2, dtype=torch.int32), [1065353216, 1073741824]),
+    "a larger box": (torch.tensor([1.0, 2.0]), torch.zeros(4), [1.0, 2.0, 0.0, 0.0]),
+}
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+        for what, (sent, box, expected) in CASES.items():
+            if group.rank == 0:
+                dist.send(sent, 1, group=mail)
+            elif group.rank == 1:
+                dist.recv(box, 0, group=mail)
+                assert box.tolist() == expected, (what, box)
+                print(f"[rank 1] {what}: no error; {sent.tolist()} came as {box.tolist()}")
+        if group.rank == 0:
+            dist.send(torch.ones(cfg.too_large), 1, group=mail)
+        elif group.rank == 1:
+            print(f"[rank 1] a smaller box: {cfg.too_large} numbers come, {cfg.room} have room")
+            dist.recv(torch.zeros(cfg.room), 0, group=mail)  # no exception: the process is aborted here
+            raise CourseError("a message larger than its box was to be noticed")
+
+
+if __name__ == "__main__":
+    run(main, Config())
