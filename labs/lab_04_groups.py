@@ -109,7 +109,7 @@ def barrier(group: Group) -> torch.Tensor:
     """A barrier by hand: return a flag for each rank that is known to have come.
 
     Dissemination: in rounds of distance 1, 2, 4, ... each tells its right and hears from its left.
-    Source: Hensgen, Finkel and Manber, Int. J. Parallel Program. 17(1), 1988.
+    Source: Hensgen, Finkel and Manber, Int. J. Parallel Program. 17(1), 1988, doi 10.1007/BF01379320.
     """
     rank, n, distance = group.rank, group.world_size, 1
     heard = torch.zeros(n, device=group.device)
