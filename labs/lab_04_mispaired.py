@@ -1,0 +1,148 @@
+"""Two collectives of the same shape in another order on one rank: wrong numbers, no error; what finds it.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_mispaired.py
+Written by:  notebooks/04_collectives.ipynb
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import zip_longest
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import CourseError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.report import print_in_rank_order, print_on_rank_0
+from shared.results import record_results
+
+
+@dataclass(frozen=True)
+class Config:
+    timeout_s: float = 5.0  # for the groups in which something is to go wrong
+
+
+class OrderError(CourseError):
+    """The ranks did not call the same collectives in the same order."""
+
+
+@dataclass
+class Calls:
+    """What this rank calls, in order. ``group`` is one of its own: the comparison pairs with nothing else."""
+
+    group: dist.ProcessGroup
+    noted: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, what: str, call: str, x: torch.Tensor) -> None:
+        """``what`` says what ``x`` means: kind, shape and dtype do not tell two tensors apart."""
+        self.noted.append((what, f"{call} {list(x.shape)} {x.dtype}"))
+
+    def compare(self, names: bool = True) -> None:
+        """Compare a fingerprint of 7 bytes, and the calls only if it differs. Collective: all ranks call it.
+
+        Raises:
+            OrderError: on every rank; it names the first call that differs.
+        """
+        lines = [f"{call} of {what}" if names else call for what, call in self.noted]
+        digest = hashlib.sha256("\n".join(lines).encode()).digest()
+        mine = torch.tensor([int.from_bytes(digest[:7], "big")])
+        digests = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(digests, mine, group=self.group)
+        if all(torch.equal(one, mine) for one in digests):
+            return
+        ranks = [None] * len(digests)
+        dist.all_gather_object(ranks, lines, group=self.group)
+        for number, calls in enumerate(zip_longest(*ranks, fillvalue="nothing"), start=1):
+            other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
+            if other is not None:
+                raise OrderError(f"call {number}: {calls[0]} on rank 0, {calls[other]} on rank {other}")
+
+
+def gradients(group: Group) -> dict[str, torch.Tensor]:
+    """Two of one shape, (2,) in float64: 1, 2, 3, ... and 100, 200, 300, ... by rank."""
+    ones = torch.ones(2, dtype=torch.float64)
+    return {"weight": ones * (group.rank + 1), "bias": ones * 100 * (group.rank + 1)}
+
+
+def reference(n: int) -> dict[str, float]:
+    """The sums over n ranks, by one process."""
+    return {"weight": n * (n + 1) / 2, "bias": 100 * n * (n + 1) / 2}
+
+
+def add_up(order: list[str], group: Group, pg: dist.ProcessGroup, calls: Calls) -> dict[str, float]:
+    """All-reduce the gradients one by one in this order; return the sums."""
+    sums = gradients(group)
+    for name in order:
+        calls.note(name, "all_reduce", sums[name])
+        dist.all_reduce(sums[name], group=pg)
+    return {name: x[0].item() for name, x in sums.items()}
+
+
+def raised(function: Callable, *args) -> str:
+    """The text of the error that ``function`` raises, or "no error"."""
+    try:
+        function(*args)
+    except (OrderError, RuntimeError) as error:
+        return str(error)
+    return "no error"
+
+
+def detail_group(cfg: Config) -> dist.ProcessGroup:
+    """A group that checks each call, as all groups do with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    pg = dist.new_group(timeout=timedelta(seconds=cfg.timeout_s), backend="gloo")
+    dist.set_debug_level(dist.DebugLevel.OFF)
+    return pg
+
+
+def other_shape(group: Group, pg: dist.ProcessGroup) -> None:
+    dist.all_reduce(torch.ones(2 if group.rank == 0 else 3), group=pg)
+
+
+def other_kind(group: Group, pg: dist.ProcessGroup) -> None:
+    x = torch.ones(2)
+    dist.all_reduce(x, group=pg) if group.rank == 0 else dist.broadcast(x, src=0, group=pg)
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        n, right = group.world_size, reference(group.world_size)
+        plain, own_group = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+        names = sorted(gradients(group))
+        # As if the names came out of a set: the order may differ from process to process.
+        own_order = names if group.rank == 0 else names[::-1]
+
+        first = 100 + right["weight"] - 1  # rank 0's bias and the weights of the others
+        second = 1 + right["bias"] - 100
+        wrong = {"weight": second, "bias": first} if group.rank == 0 else {"weight": first, "bias": second}
+        for pg in (plain, detail_group(cfg)):
+            calls = Calls(own_group)
+            got = add_up(own_order, group, pg, calls)
+            assert got == wrong != right, (got, wrong)  # and no error, not even with DETAIL
+        print_in_rank_order(f"weight {got['weight']:g}, bias {got['bias']:g}, and no error")
+        print_on_rank_0(f"one process: weight {right['weight']:g}, bias {right['bias']:g}")
+        record_results("lab_04_mispaired", {"right": right, "got": got})
+
+        found = {names: raised(calls.compare, names) for names in (False, True)}
+        assert found[False] == "no error" and found[True].startswith("call 1: all_reduce"), found
+        print_on_rank_0(f"calls compared by kind, shape and dtype: {found[False]}")
+        print_on_rank_0(f"compared by name, too: {found[True]}")
+
+        calls = Calls(own_group)
+        assert add_up(names, group, plain, calls) == right
+        assert raised(calls.compare) == "no error"
+        print_on_rank_0("cure, sorted names: the sums are right, and the comparison finds nothing")
+
+        for function in (other_shape, other_kind):
+            texts = [None] * n
+            dist.all_gather_object(texts, raised(function, group, detail_group(cfg)))
+            found = [text for text in texts if text.startswith("Detected mismatch between collectives")]
+            assert found and "no error" not in texts, texts  # a rank may hear only that another has left
+            print_on_rank_0(f"DETAIL, {function.__name__.replace('_', ' ')}: {found[0][:37]}")
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,11 @@
+# rejected: the result is right, but this rank sent 0 bytes in 0 message(s)
+"""The right values without a message of its own."""
+
+import torch
+import torch.distributed as dist
+
+
+def all_gather(piece: torch.Tensor) -> torch.Tensor:
+    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, piece)
+    return torch.cat(pieces)
