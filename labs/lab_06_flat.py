@@ -124,16 +124,17 @@ def main(cfg: Config) -> None:
         own = torch.autograd.grad(F.cross_entropy(model(x[mine]), y[mine]), [*model.parameters()])
         whole = sum(gradient.numel() * gradient.element_size() for gradient in own)
         formula = 2 * (n - 1) / n * whole
-        print_on_rank_0(f"{len(own)} gradients of {whole:,} bytes; a ring sends {formula:,.0f} per rank")
-
+        print_on_rank_0(
+            f"{len(own)} gradients, {whole:,} bytes; a ring sends {formula:,.0f} per rank"
+        )
         apart = (flattened(own) - truth).abs().max().item()
-        print_on_rank_0(f"before: the gradient of rank 0's part differs from one process by {apart:.4f}")
+        print_on_rank_0(f"largest difference to one process: {apart:.4f} as long as nothing is averaged")
 
         rows = {}
         for average, calls in ((average_each, len(own)), (average_flat, 1)):
             row = measure(average, model, own, cfg, group)
             difference = assert_equal(average.__name__, row.pop("averaged"), truth, cfg.tolerance)
-            print_on_rank_0(f"{average.__name__}: {row['calls']:g} all-reduces, then by {difference:.0e}")
+            print_on_rank_0(f"{average.__name__}: {row['calls']:g} all-reduces, {difference:.0e} afterwards")
             if row["calls"] != calls:
                 raise CourseError(f"{average.__name__} made {row['calls']:g} calls per step, not {calls}")
             rows[average.__name__] = row
