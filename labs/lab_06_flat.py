@@ -1,0 +1,147 @@
+"""One all-reduce per parameter against one for all: the same gradients, calls and bytes counted.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_flat.py
+Written by:  notebooks/06_data_parallel_by_hand.ipynb
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from shared.calls import count_calls
+from shared.data import load_images
+from shared.errors import CourseError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.parity import assert_equal
+from shared.report import print_on_rank_0
+from shared.results import record_results
+from shared.traffic import wire_bytes
+
+Gradients = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    layers: int = 24  # of 64 x 64, each with a weight and a bias
+    global_batch: int = 840  # divides by every world size up to 8
+    steps: int = 10
+    tolerance: float = 1e-12  # float64; a ring adds the parts of a longer tensor in another order
+    wire_slack: float = 0.02  # gloo's own headers, as a fraction, beside 2 KiB per step
+
+
+class Residual(nn.Module):
+    """(batch, 64) to (batch, 10) scores through many small layers, each added to what goes past it."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+def average_each(model: nn.Module) -> None:
+    """Average the gradients over the ranks, one all-reduce per parameter. Collective."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def average_flat(model: nn.Module) -> None:
+    """Average the gradients over the ranks, one all-reduce for all of them. Collective.
+
+    The gradients are copied into one flat buffer, which takes as much memory again, and back. All of
+    them must have one dtype and one device.
+    """
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = flattened(gradients)
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient that one process computes on the joined batch, flat."""
+    return flattened(torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()]))
+
+
+def flattened(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All numbers in one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def measure(
+    average: Callable, model: nn.Module, own: Sequence[torch.Tensor], cfg: Config, group: Group
+) -> dict:
+    """Average the gradients ``own`` some times; return calls, bytes and seconds per step, and the result."""
+    seconds = []
+    dist.barrier()
+    before = wire_bytes()
+    with count_calls("all_reduce") as calls:
+        for _ in range(cfg.steps):
+            for parameter, gradient in zip(model.parameters(), own, strict=True):
+                parameter.grad = gradient.clone()
+            start = time.perf_counter()
+            average(model)
+            if group.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+    dist.barrier()
+    sent = None
+    if before is not None and group.backend == "gloo":
+        sent = (wire_bytes() - before) / cfg.steps
+    return {
+        "calls": calls["all_reduce"] / cfg.steps,
+        "sent": sent,
+        "seconds": statistics.median(seconds),
+        "averaged": flattened(parameter.grad for parameter in model.parameters()),
+    }
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group:
+        data, n = load_images("digits"), group.world_size
+        x = data.train_x[: cfg.global_batch].flatten(1).double().to(group.device)
+        y = data.train_y[: cfg.global_batch].to(group.device)
+        torch.manual_seed(0)
+        model = Residual(cfg.layers).double().to(group.device)
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        truth = reference(model, x, y)
+        mine = slice(group.rank, None, n)
+        own = torch.autograd.grad(F.cross_entropy(model(x[mine]), y[mine]), [*model.parameters()])
+        whole = sum(gradient.numel() * gradient.element_size() for gradient in own)
+        formula = 2 * (n - 1) / n * whole
+        print_on_rank_0(
+            f"{len(own)} gradients, {whole:,} bytes; a ring sends {formula:,.0f} per rank"
+        )
+        apart = (flattened(own) - truth).abs().max().item()
+        print_on_rank_0(f"largest difference to one process: {apart:.4f} as long as nothing is averaged")
+
+        rows = {}
+        for average, calls in ((average_each, len(own)), (average_flat, 1)):
+            row = measure(average, model, own, cfg, group)
+            difference = assert_equal(average.__name__, row.pop("averaged"), truth, cfg.tolerance)
+            print_on_rank_0(f"{average.__name__}: {row['calls']:g} all-reduces, {difference:.0e} afterwards")
+            if row["calls"] != calls:
+                raise CourseError(f"{average.__name__} made {row['calls']:g} calls per step, not {calls}")
+            rows[average.__name__] = row
+        if row["sent"] is not None and abs(row["sent"] - formula) > cfg.wire_slack * formula + 2048:
+            raise CourseError(f"rank {group.rank} sent {row['sent']:,.0f} bytes per step, not {formula:,.0f}")
+        record_results("lab_06_flat", {"rows": rows, "formula": formula, "whole": whole, "tensors": len(own)})
+
+
+if __name__ == "__main__":
+    run(main, Config())
