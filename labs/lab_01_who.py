@@ -66,7 +66,7 @@ def check(mine: dict, reports: list[dict]) -> None:
 
 def main(cfg: Config) -> None:
     started = time.perf_counter()
-    with process_group():
+    with process_group(timeout_s=90):
         joined = time.perf_counter() - started
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
         rank, local_rank, world_size, processes, node = (int(os.environ[name]) for name in names)
