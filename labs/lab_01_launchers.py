@@ -1,0 +1,115 @@
+"""One script, four launchers: what each of them tells a process, and what it leaves to us.
+
+Written by:  notebooks/01_topology.ipynb
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_01_launchers.py
+or:          python -m torch.distributed.launch --standalone --nproc-per-node=2 labs/lab_01_launchers.py
+or:          python labs/lab_01_launchers.py --spawn 2
+or:          python labs/lab_01_launchers.py --process 2
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+from shared.ports import free_port
+from shared.report import print_in_rank_order
+from shared.results import record_results
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
+OF_TORCHRUN = (
+    *("LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+)
+
+
+def reference(world_size: int) -> int:
+    """The sum of all ranks, as one process adds it up."""
+    return sum(range(world_size))
+
+
+def variables() -> list[str]:
+    """The variables of torchrun that this process has."""
+    return [name for name in NEEDED + OF_TORCHRUN if name in os.environ]
+
+
+def spmd_main(launcher: str, told: list[str]) -> None:
+    """What every rank does, whoever started it. ``told``: the variables that the launcher had set."""
+    with process_group(report=False) as group:
+        total = torch.tensor(group.rank, device=group.device)
+        dist.all_reduce(total)
+        assert total.item() == reference(group.world_size)
+        assert os.environ["RANK"] == str(dist.get_rank())
+        print_in_rank_order(f"of {group.world_size}, local rank {group.local_rank}: started by {launcher}")
+        who = {"rank": group.rank, "local_rank": group.local_rank, "world_size": group.world_size}
+        record_results(f"lab_01_{launcher}", who | {"told": told, "arguments": sys.argv[1:]})
+
+
+def entry(index: int, launcher: str, world_size: int, port: int) -> None:
+    """Where a process of mp.spawn or Process begins. On one node its index is its local rank and its rank."""
+    told = variables()
+    ours = dict(zip(NEEDED, (str(index), str(world_size), "127.0.0.1", str(port)), strict=True))
+    os.environ.update(ours, LOCAL_RANK=str(index), LOCAL_WORLD_SIZE=str(world_size))
+    run(spmd_main, launcher, told)
+
+
+def by_spawn(world_size: int) -> None:
+    mp.spawn(entry, args=("mp.spawn", world_size, free_port()), nprocs=world_size, join=True)
+    logging.getLogger(mp.spawn.__module__).setLevel(logging.ERROR)  # it would tell a process id
+    try:
+        mp.spawn(leave, nprocs=2)
+    except mp.ProcessExitedException as error:
+        assert (error.error_index, error.exit_code) == (1, 3)
+        print(
+            f"a process left with exit code {error.exit_code}: mp.spawn ended the other and raised an error"
+        )
+    else:
+        raise CourseError("mp.spawn was to notice that a process failed")
+
+
+def by_process(world_size: int) -> None:
+    context, port = mp.get_context("spawn"), free_port()
+    processes = [
+        context.Process(target=entry, args=(rank, "Process", world_size, port)) for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):  # join does not look at it
+        raise CourseError(f"exit codes {[process.exitcode for process in processes]}")
+
+    failing = context.Process(target=leave, args=(1,))
+    failing.start()
+    failing.join()
+    assert failing.exitcode == 3
+    print(f"a process left with exit code {failing.exitcode}: join() raised nothing")
+
+
+def leave(index: int) -> None:
+    """Process 0 would stay for ten minutes, process 1 fails."""
+    if index == 0:
+        time.sleep(600)
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--spawn", type=int, metavar="N", help="start N ranks by torch.multiprocessing.spawn")
+    parser.add_argument("--process", type=int, metavar="N", help="start N ranks by Process")
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="torch.distributed.launch passes it")
+    options = parser.parse_args()
+    if options.spawn:
+        run(by_spawn, options.spawn)
+    elif options.process:
+        run(by_process, options.process)
+    else:
+        run(spmd_main, "torchrun" if options.local_rank is None else "launch", variables())
