@@ -136,11 +136,12 @@ def main(cfg: Config) -> None:
                 row = rows[n] = record(model, optimizer)
         assert model.called == row["called"] * cfg.steps, "the same in each step: new replicas, too"
         what, size = " + ".join(row["called"]) or "nothing", sum(row["through"].values())
-        print(f"{n} devices: {what}; {len(model.workers) // cfg.steps} threads; {size:,} bytes")
+        print(f"devices {n}: {what}; {len(model.workers) // cfg.steps} threads; {size:,} bytes")
     print(f"each equals one process after each of {cfg.steps} steps, in gradients and parameters")
 
     small = StandIns(net, 8, Wire())
     small(x[:9])
+    assert len(small.workers) == 5
     print(f"a batch of 9 on 8 devices: {len(small.workers)} of them get a part of it")
     record_results("lab_07_by_hand", {"steps": rows, "values": sum(p.sum().item() for p in net.parameters())})
 

@@ -5,6 +5,7 @@ Written by:  notebooks/07_dp_vs_ddp.ipynb
 """
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 
@@ -117,6 +118,9 @@ def main(cfg: Config) -> None:
             refused = str(error)
         assert refused == "device_ids can only be None or contain a single element."
         print_on_rank_0(f"DDP with device_ids=[0, 1]: {refused}")
+
+        assert sys.argv[1:] == [] and int(os.environ["LOCAL_RANK"]) == group.local_rank
+        print_on_rank_0("torchrun passed no --local-rank, it set LOCAL_RANK")
 
         processes: list = [None] * group.world_size
         dist.all_gather_object(processes, os.getpid())

@@ -36,19 +36,19 @@ def reference(cfg: Config) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def main(cfg: Config) -> None:
     if os.environ.get("RANK_BY_RANK_DEVICE") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DataParallel takes every GPU that it can see
-    warnings.simplefilter("error")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    warnings.simplefilter("error", FutureWarning if gpus else Warning)  # GPUs of different size do warn
     alone, x, expected = reference(cfg)
     model, *_ = reference(cfg)  # the same seed: the same model
     model.zero_grad()
 
     wrapped = nn.DataParallel(model)
     assert wrapped.device_ids == list(range(gpus))
-    print(f"GPUs here: {gpus}; nn.DataParallel(model).device_ids is {wrapped.device_ids}, and nobody warns")
+    print(f"GPUs here: {gpus}; nn.DataParallel(model).device_ids is {wrapped.device_ids}, without a warning")
     if gpus == 0:
         greedy = nn.DataParallel(model, device_ids=[0, 1, 2, 3])
         assert greedy.device_ids == []
-        print("asked for device_ids=[0, 1, 2, 3] it takes [] as well, and nobody warns")
+        print("asked for device_ids=[0, 1, 2, 3] it takes [] as well, without a warning")
         with contextlib.suppress(RuntimeError, AssertionError):  # the text depends on how torch was built
             greedy.cuda()
             raise CourseError("without a GPU, cuda() should fail")

@@ -1,4 +1,4 @@
-"""Three limits of DataParallel that raise no error, or a late one.
+"""Two limits of DataParallel: what a model remembers is lost, and a model on two devices is refused.
 
 Run it:      python labs/lab_07_limits.py
 Written by:  notebooks/07_dp_vs_ddp.ipynb
@@ -40,16 +40,17 @@ def on_replicas(model: Counting, x: torch.Tensor, devices: int) -> None:
 def main() -> None:
     x = torch.zeros(8, 3)
     plain, replicated = Counting(), Counting()
-    nn.DataParallel(plain, device_ids=[0])(x) if not torch.cuda.is_available() else plain(x)
+    nn.DataParallel(plain, device_ids=[0])(x)
     on_replicas(replicated, x, devices=4)
-    for name, model in (("no replicas", plain), ("4 replicas", replicated)):
+    for name, model in (("no replica", plain), ("4 replicas", replicated)):
         print(f"{name}: the model counted {model.calls} call(s) and {model.seen:.0f} of {len(x)} images")
     if (plain.calls, plain.seen, replicated.calls, replicated.seen) != (1, 8, 0, 2):
         raise CourseError("replicas should lose the calls, and all images but those of the first part")
 
     spread = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, device="meta"))  # meta: a device without memory
-    wrapped = nn.DataParallel(spread)
-    wrapped.device_ids, wrapped.src_device_obj = [0, 1], torch.device("cpu")  # two stand-ins
+    wrapped = nn.DataParallel(nn.Identity())
+    wrapped.module, wrapped.device_ids = spread, [0, 1]  # two stand-ins
+    wrapped.src_device_obj = torch.device("cpu")
     try:
         wrapped(x)
     except RuntimeError as error:
