@@ -1,6 +1,6 @@
 """The same training with DistributedDataParallel: equal to one process, and the bytes that each rank sends.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_07_ddp.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_07_ddp.py
 Written by:  notebooks/07_dp_vs_ddp.ipynb
 """
 
