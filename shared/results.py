@@ -21,12 +21,16 @@ def record_results(lab: str, values: dict) -> None:
     Args:
         lab: name of the lab; the file is ``LAB.WORLD_SIZE.json``.
         values: numbers, strings, lists and dicts, one dict per rank.
+
+    A lab without a process group counts as one rank.
     """
     import torch.distributed as dist
 
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    ranks = [None] * world_size if rank == 0 else None
-    dist.gather_object(values, ranks)
+    rank, world_size, ranks = 0, 1, [values]
+    if dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        ranks = [None] * world_size if rank == 0 else None
+        dist.gather_object(values, ranks)
     if rank == 0:
         folder = results_folder()
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,16 @@
+"""Exercise 07: how many bytes pass through device 0?"""
+
+
+def bytes_through_device_0(devices: int, parameters: int, buffers: int, inputs: int, outputs: int) -> int:
+    """Return the bytes that cross into or out of device 0 in one training step of DataParallel.
+
+    The step: forward on ``devices`` devices, loss on device 0, backward. Everything is copied directly.
+
+    Args:
+        devices: how many, 1 or more. The batch divides by it.
+        parameters: bytes of all parameters. All of them learn.
+        buffers: bytes of all buffers.
+        inputs: bytes of the whole batch, which lies on device 0. It needs no gradient.
+        outputs: bytes of the model's output for the whole batch.
+    """
+    raise NotImplementedError  # your turn: replace this line

@@ -1,0 +1,66 @@
+"""Lesson 07: stand-ins count what crosses and add gradients up; its labs notice planted faults."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared import results
+from shared.stand_ins import Wire
+from tests.helpers import ROOT, python, torchrun
+
+
+def test_values_cross_one_way_and_gradients_the_other():
+    wire, p = Wire(), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    sum(wire.cross("values", p, 0, device).sum() for device in range(3)).backward()
+    assert p.grad.tolist() == [3.0] * 3
+    assert wire.crossings == {
+        ("values", 0, 1): 24,
+        ("values", 0, 2): 24,
+        ("gradients of values", 1, 0): 24,
+        ("gradients of values", 2, 0): 24,
+    }
+    assert wire.through(0) == {"values": 48, "gradients of values": 48}
+    assert wire.through(2) == {"values": 24, "gradients of values": 24}
+
+
+def test_on_one_stand_in_nothing_crosses():
+    wire, tensor = Wire(), torch.ones(3)
+    assert wire.cross("values", tensor, 1, 1) is tensor
+    assert not wire.crossings
+
+
+def test_without_a_gradient_nothing_comes_back():
+    wire = Wire()
+    (wire.cross("inputs", torch.ones(3), 0, 1) * torch.ones(3, requires_grad=True)).sum().backward()
+    assert wire.through(0) == {"inputs": 12}
+
+
+def test_a_lab_without_a_group_records_as_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK_BY_RANK_RESULTS", str(tmp_path))
+    results.record_results("lab_90_alone", {"bytes": 7})
+    assert results.load_results("lab_90_alone", 1) == [{"bytes": 7}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lab", "old", "new", "told"),
+    [
+        ("here", "output = wrapped(x)", "output = wrapped(1.001 * x)", "output: differs by"),
+        ("by_hand", '"parameters", p, 0, d', '"parameters", p if d == 0 else p.detach(), 0, d', "gradient "),
+        ("by_hand", "torch.cat(arrived)", "torch.cat(arrived[::-1])", "gradient "),
+        ("by_hand", "torch.cat(arrived)", "torch.cat(arrived) / len(arrived)", "gradient "),
+        ("limits", "model._replicate_for_data_parallel()", "model", "replicas should lose the calls"),
+        ("limits", 'device="meta"', 'device="cpu"', "Error"),
+        ("ddp", "ring = 2 * (n - 1)", "ring = (n - 1)", "sent"),
+        ("ddp", "ddp = DistributedDataParallel(net)", "ddp = net", "gradient "),
+    ],
+)
+def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
+    text = (ROOT / "labs" / f"lab_07_{lab}.py").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / f"lab_07_{lab}.py"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    done = torchrun(path) if lab == "ddp" else python(path)
+    assert done.returncode == 1
+    assert told in done.stdout
