@@ -18,3 +18,28 @@ class ConvNet(nn.Module):
         x = torch.relu(self.conv1(x))
         x = self.pool(torch.relu(self.conv2(x)))
         return self.head(x.flatten(1))
+
+
+class AwkwardNet(nn.Module):
+    """A classifier of digits with what trips up a DDP written by hand.
+
+    Input (batch, 1, 8, 8), output (batch, 10) scores.
+    ``first`` and ``second`` share a weight, ``frozen`` does not learn, ``branch`` is used only on request,
+    ``spare`` never.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(64, 32).requires_grad_(False)
+        self.first = nn.Linear(32, 32)
+        self.second = nn.Linear(32, 32)
+        self.second.weight = self.first.weight  # tied
+        self.branch = nn.Linear(32, 32)
+        self.spare = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor, use_branch: bool) -> torch.Tensor:
+        x = torch.tanh(self.first(self.frozen(x.flatten(1))))
+        if use_branch:
+            x = x + torch.tanh(self.branch(x))
+        return self.head(torch.tanh(self.second(x)))

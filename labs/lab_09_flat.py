@@ -1,0 +1,70 @@
+"""A DDP by hand, second step: after backward, one all-reduce for all gradients together.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_flat.py
+Written by:  notebooks/09_ddp_inside.ipynb
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.group import process_group
+from shared.lab import run
+from shared.results import record_results
+from shared.side_by_side import train_side_by_side
+from shared.start_equal import take_from_rank_0
+
+
+@dataclass(frozen=True)
+class Config:
+    tolerance: float = 1e-12  # float64
+
+
+class FlatDDP(nn.Module):
+    """Data parallel training that communicates when backward is over, all gradients in one tensor.
+
+    Args:
+        module: the model, built alike on each rank, all that learns of one dtype. Its parameters and
+            buffers become rank 0's.
+        process_group: the ranks that average their gradients; None for all.
+
+    Call ``reduce_gradients()`` between ``backward()`` and ``optimizer.step()``, on all ranks.
+    Source: DistributedDataParallel of PyTorch 0.4.1 over nccl, there in flat tensors of up to 256 MB.
+    """
+
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.process_group = process_group
+        self.ranks = dist.get_world_size(process_group)
+        self.learning = [p for p in module.parameters() if p.requires_grad]
+        take_from_rank_0([*module.parameters(), *module.buffers()], process_group)
+
+    def forward(self, *inputs, **kwargs):
+        take_from_rank_0(self.module.buffers(), self.process_group)
+        return self.module(*inputs, **kwargs)
+
+    @torch.no_grad()
+    def reduce_gradients(self) -> None:
+        """Replace each gradient by its mean over the ranks. One that no rank has stays None."""
+        used = torch.tensor([float(p.grad is not None) for p in self.learning])
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.learning]
+        flat = torch.cat([*(part.flatten() for part in parts), used.to(parts[0])])  # the flags travel along
+        dist.all_reduce(flat, group=self.process_group)
+        *means, used = flat.split([*(p.numel() for p in self.learning), len(used)])
+        for parameter, mean, users in zip(self.learning, means, used.tolist(), strict=True):
+            if users:
+                parameter.grad = (mean / self.ranks).view_as(parameter)
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group:
+        result = train_side_by_side(FlatDDP, group, tolerance=cfg.tolerance)
+        assert result.calls == [1] * 6, result.calls
+        record_results("lab_09_flat", result._asdict())
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,80 @@
+"""Buckets launched as soon as they are full, out of turn: no error, and wrong gradients.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_wrong_turn.py
+Written by:  notebooks/09_ddp_inside.ipynb
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import CourseError, ParityError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.parity import assert_equal
+from shared.report import print_in_rank_order, print_on_rank_0
+
+
+@dataclass(frozen=True)
+class Config:
+    numel: int = 4
+
+
+def reference(ranks: int) -> list[float]:
+    """The mean gradients of a and b: rank r has r + 1 for a, and ten times as much for b."""
+    mean = (ranks + 1) / 2
+    return [mean, 10 * mean]
+
+
+def gradients(in_turn: bool, cfg: Config, group: Group) -> list[torch.Tensor]:
+    """One backward over the parameters a and b, each a bucket; return their averaged gradients.
+
+    Even ranks use a first and b second, odd ranks the other way round. Backward comes to what was used
+    last first, so the ranks' buckets become full in different orders.
+    """
+    a, b = (torch.ones(cfg.numel, device=group.device, requires_grad=True) for _ in range(2))
+    buckets, works, full = [b, a], [], []  # the turn that all ranks know: b, then a
+
+    def launch(parameter: torch.Tensor) -> None:
+        works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def hook(parameter: torch.Tensor) -> None:
+        full.append(parameter)
+        if not in_turn:
+            launch(parameter)
+        while in_turn and len(works) < 2 and any(buckets[len(works)] is one for one in full):
+            launch(buckets[len(works)])
+
+    for parameter in buckets:
+        parameter.register_post_accumulate_grad_hook(hook)
+    x = float(group.rank + 1)
+    uses = [a * x, b * (10 * x)] if group.rank % 2 == 0 else [b * (10 * x), a * x]
+    sum(used.sum() for used in uses).backward()
+    for work in works:
+        work.wait()
+    return [a.grad / group.world_size, b.grad / group.world_size]
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=8) as group:
+        expected = reference(group.world_size)
+        print_on_rank_0(f"expected: a {expected[0]:g}, b {expected[1]:g} on each rank")
+        for in_turn in (False, True):
+            means = gradients(in_turn, cfg, group)
+            how = "in turn" if in_turn else "as soon as full"
+            print_in_rank_order(f"{how}: a {means[0][0].item():g}, b {means[1][0].item():g}")
+            try:
+                for name, mean, value in zip("ab", means, expected, strict=True):
+                    assert_equal(f"gradient of {name}", mean, torch.full_like(mean, value), 1e-6)
+                right = True
+            except ParityError:
+                right = False
+            if right != (in_turn or group.world_size == 1):
+                raise CourseError(
+                    f"{how}: the gradients are {'right' if right else 'wrong'}, unlike in this lab"
+                )
+
+
+if __name__ == "__main__":
+    run(main, Config())
