@@ -1,0 +1,18 @@
+# rejected: gus is missing, but the error names hal, ada, gus
+"""Knows that somebody is missing, not who."""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+def meet(
+    store: dist.Store, me: str, address: str, names: list[str], timeout: timedelta
+) -> tuple[int, list[str]]:
+    store.set(me, address)
+    try:
+        store.wait(names, timeout)
+    except dist.DistStoreError:
+        raise TimeoutError(f"not all came: {names}") from None
+    by_rank = sorted(names)
+    return by_rank.index(me), [store.get(name).decode() for name in by_rank]
