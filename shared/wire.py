@@ -88,8 +88,11 @@ def paced_all_reduce(wire: Wire, function):
 
     def wrapper(tensor: torch.Tensor, op=dist.ReduceOp.SUM, group=None, async_op: bool = False):
         work = function(tensor, op, group, async_op=True)
-        paced = PacedWork(work, wire.send(tensor.numel() * tensor.element_size(), dist.get_world_size(group)))
-        return paced if async_op else paced.wait() and None
+        paced = PacedWork(work, wire.send(tensor.nbytes, dist.get_world_size(group)))
+        if async_op:
+            return paced
+        paced.wait()
+        return None
 
     return wrapper
 

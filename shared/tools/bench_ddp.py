@@ -126,12 +126,14 @@ def main() -> None:
                 paced[n] = measure(members, wire, args, group)
                 swept = sweep(members, wire, args, group)
             dist.barrier()
-        print_on_rank_0(table("milliseconds for a step: total (forward + backward)", free))
-        if args.paced:
-            print_on_rank_0(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
-        for row in swept:
-            cap, buckets, took, model = row["cap"], row["buckets"], 1e3 * row["took"], 1e3 * row["predicted"]
-            print_on_rank_0(f"cap {cap:4g} MiB: {buckets:2} buckets, {took:.0f} ms, by the model {model:.0f}")
+        if group.rank == 0:
+            print(table("milliseconds for a step: total (forward + backward)", free))
+            if paced:
+                print(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
+            for row in swept:
+                took, model = 1e3 * row["took"], 1e3 * row["predicted"]
+                buckets = f"cap {row['cap']:4g} MiB: {row['buckets']:2} buckets"
+                print(f"{buckets}, {took:.0f} ms, by the model {model:.0f}")
         record_results("bench_ddp", {"free": free, "paced": paced, "sweep": swept, "timelines": timelines})
 
 

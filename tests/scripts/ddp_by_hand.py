@@ -1,0 +1,128 @@
+"""OverlappedDDP in place of torch's DDP, as somebody else would use it; faulty DDPs, which must be found."""
+
+import contextlib
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.errors import ParityError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.report import print_on_rank_0
+from shared.side_by_side import same_buckets, train_side_by_side
+from shared.tools.ddp_ways import from_lab
+from shared.wire import Wire, on_wire
+
+Naive, Flat = from_lab("naive", "NaiveDDP"), from_lab("flat", "FlatDDP")
+Overlapped = from_lab("overlapped", "OverlappedDDP")
+
+
+class Net(nn.Module):
+    """Batch norm, tied, frozen, conditional and never used layers; returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.a, self.b, self.c = nn.Linear(256, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.c.weight = self.b.weight
+        self.frozen, self.never = nn.Linear(16, 16).requires_grad_(False), nn.Linear(3, 3)
+        self.sometimes = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, sometimes: bool) -> dict[str, torch.Tensor]:
+        x = self.a(torch.relu(self.norm(self.conv(x))).flatten(1))
+        x = self.frozen(self.c(torch.tanh(self.b(x))))
+        return {"out": self.sometimes(x) + x if sometimes else x}
+
+
+def same_as_ddp(group: Group, cap: float | None, buffers: bool, to_none: bool) -> None:
+    """Nine steps, some without clearing gradients, some of three parts of which two do not communicate."""
+    torch.manual_seed(group.rank)
+    net = Net().double()
+    options = {"bucket_cap_mb": cap, "find_unused_parameters": True}
+    ours = Overlapped(copy.deepcopy(net), broadcast_buffers=buffers, **options)
+    theirs = DistributedDataParallel(net, forward_sync_buffers=buffers, **options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    optimizers = [torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9) for ddp in (ours, theirs)]
+    for step in range(9):
+        if step % 4 != 3:
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=to_none)
+        parts = 3 if step in (4, 5) else 1
+        for part in range(parts):
+            x = torch.randn(6, 1, 8, 8, dtype=torch.float64)
+            sometimes = (False, group.rank == 0, True, group.rank == group.world_size - 1)[(step + part) % 4]
+            for ddp in (ours, theirs):
+                with ddp.no_sync() if part < parts - 1 else contextlib.nullcontext():
+                    ddp(x, sometimes)["out"].square().mean().backward()
+        for (name, p), (_, q) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), (step, name)
+            assert p.grad is None or (p.grad - q.grad).abs().max() < 1e-12, (step, name)
+        for optimizer in optimizers:
+            optimizer.step()
+        for (name, p), q in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+            assert (p - q).abs().max() < 1e-12, (step, name)
+
+
+class Sums(Naive):
+    def reduce_gradients(self) -> None:
+        self.ranks = 1
+        super().reduce_gradients()
+
+
+class KeepsItsOwn(Flat):
+    """Found on each rank: one that fails alone would leave the others waiting."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter += 1 + dist.get_rank()
+
+
+class ZerosForNone(Naive):
+    def reduce_gradients(self) -> None:
+        for parameter in self.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        super().reduce_gradients()
+
+
+class Forgets(Naive):
+    def reduce_gradients(self) -> None:
+        pass
+
+
+class OtherCap(Overlapped):
+    def __init__(self, module: nn.Module, bucket_cap_mb: float | None) -> None:
+        super().__init__(module, bucket_cap_mb=2)
+
+
+def main() -> None:
+    with process_group(timeout_s=60) as group:
+        for wrap in (Naive, Flat, Overlapped, lambda net: Overlapped(net, 1e-6)):
+            train_side_by_side(wrap, group)
+        for cap, buffers, to_none in ((None, True, True), (0.001, True, False), (0.002, False, True)):
+            same_as_ddp(group, cap, buffers, to_none)
+            print_on_rank_0(f"same as DDP with bucket_cap_mb {cap}")
+        for faulty in (Sums, KeepsItsOwn, ZerosForNone, Forgets):
+            try:
+                train_side_by_side(faulty, group)
+            except ParityError as error:
+                print_on_rank_0(f"{faulty.__name__}: {error}")
+        try:
+            same_buckets(OtherCap, group, [1])
+        except ParityError as error:
+            print_on_rank_0(f"OtherCap: {error}"[:30])
+        x = torch.ones(4)
+        with on_wire(Wire()) as wire:
+            dist.all_reduce(x)
+            dist.all_reduce(x, async_op=True).wait()
+        assert [sending.bytes for sending in wire.log] == [16, 16] and x.tolist() == [group.world_size**2] * 4
+        assert dist.all_reduce(x) is None and len(wire.log) == 2
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,54 @@
+"""The DDPs of lesson 09 stand in for torch's, and faulty ones are found; the paced wire keeps its time."""
+
+import time
+
+import pytest
+
+from shared.wire import GBIT, Wire
+from tests.helpers import SCRIPTS, torchrun
+
+FOUND = {
+    "Sums": "Sums: step 0, ours and torch's DDP: gradient first.weight: differs by",
+    "KeepsItsOwn": "KeepsItsOwn: after construction",
+    "ZerosForNone": "ZerosForNone: step 0, ours and torch's DDP: gradient: has [",
+    "Forgets": "Forgets: step 0, ours and torch's DDP: gradient",
+    "OtherCap": "OtherCap: bucket_cap_mb 1: our",
+}
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    done = torchrun(SCRIPTS / "ddp_by_hand.py", ranks=3)
+    assert done.returncode == 0, done.stdout
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_ours_are_the_same_as_torchs_ddp(lines: list[str]):
+    assert sum(line.startswith("6 steps equal to torch's DDP") for line in lines) == 4
+    assert [line for line in lines if line.startswith("same as DDP")] == [
+        f"same as DDP with bucket_cap_mb {cap}" for cap in (None, 0.001, 0.002)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", FOUND)
+def test_a_faulty_ddp_is_found(faulty: str, lines: list[str]):
+    assert [line for line in lines if line.startswith(f"{faulty}:")], lines
+    assert next(line for line in lines if line.startswith(f"{faulty}:")).startswith(FOUND[faulty])
+
+
+def test_the_wire_takes_what_the_model_says():
+    wire = Wire(alpha_s=1e-3, bytes_per_s=GBIT)
+    assert wire.seconds(125_000, ranks=2) == pytest.approx(2e-3 + 1e-3)
+    assert wire.seconds(125_000, ranks=4) == pytest.approx(6e-3 + 1.5e-3)
+    assert wire.seconds(125_000, ranks=1) == 0
+    assert Wire().seconds(125_000, ranks=4) == 0
+
+
+def test_the_wire_carries_one_message_at_a_time():
+    wire = Wire(alpha_s=0.5, bytes_per_s=GBIT)
+    before = time.perf_counter()
+    first, second = wire.send(1000, 2), wire.send(1000, 2)
+    assert before <= first.launched == first.start < first.end == second.start
+    assert second.end - second.start == pytest.approx(wire.seconds(1000, 2))
