@@ -22,7 +22,6 @@ from shared.lab import run
 from shared.ports import HERE, free_ports, is_taken
 from shared.results import record_results
 
-ELSEWHERE = "192.0.2.1"  # nobody's address: RFC 5737 keeps it for documentation
 NOWHERE = "no-such-host.invalid"  # nobody's name: RFC 6761 keeps .invalid free
 # What differs from run to run, and what is printed instead.
 VARYING = {
@@ -42,13 +41,15 @@ class Config:
 class Fault:
     """Of ``n`` ranks some ``come`` and try to meet by ``method``. Then all come and meet ``by`` another one.
 
+    A tuple as ``method`` has one for each rank.
+
     ``says`` is a regular expression for each rank that came, ``cure`` says what was changed.
     """
 
     name: str
     come: tuple[int, ...]
     n: int
-    method: str
+    method: str | tuple[str, ...]
     says: tuple[str, ...]
     cure: str
     by: str
@@ -65,6 +66,7 @@ def meet(
     """
     timeout = timedelta(seconds=timeout_s)
     time.sleep(0.3 * rank)  # a rank that comes before rank 0 would have to try again
+    method = method if isinstance(method, str) else method[rank]
     dist.init_process_group(backend, init_method=method, rank=rank, world_size=n, timeout=timeout)
     names = [None] * n
     dist.all_gather_object(names, f"{job}{rank}")
@@ -78,11 +80,12 @@ def meet(
 def all_faults(taken: int, left: Path) -> list[Fault]:
     """``taken`` is the port of another job's rank 0, ``left`` a file that a crash has left behind."""
     a, b, c, d, e, f = (f"tcp://{HERE}:{port}" for port in free_ports(6))
-    there, nowhere = c.replace(HERE, ELSEWHERE), d.replace(HERE, NOWHERE)
+    elsewhere, nowhere = f"tcp://{HERE}:{free_ports(1)[0]}", d.replace(HERE, NOWHERE)
 
     def unreachable(host: str) -> tuple[str, str]:
         return (rf"^DistNetworkError: The client socket has timed out .* connect to \({host}, ",) * 2
 
+    alone = ("^DistStoreError: Timed out .* 1/2 clients joined", unreachable(HERE)[0])
     missing = ("^DistStoreError: Timed out .* 2/3 clients joined", "^DistStoreError: wait timeout after")
     unset = ("MASTER_ADDR expected, but not set",)
     in_use = ("^DistNetworkError: The server socket has failed to listen .* EADDRINUSE", "^met B0, A1$")
@@ -91,7 +94,7 @@ def all_faults(taken: int, left: Path) -> list[Fault]:
     faults = [
         Fault("missing rank", (0, 1), 3, a, missing, "rank 2 comes", a),
         Fault("no rank 0", (1, 2), 3, b, unreachable(HERE), "rank 0 comes", b),
-        Fault("wrong address", (0, 1), 2, there, unreachable(ELSEWHERE), "the address that rank 0 has", c),
+        Fault("wrong address", (0, 1), 2, (c, elsewhere), alone, "the address that rank 0 has", c),
         Fault("unknown name", (0, 1), 2, nowhere, unreachable(NOWHERE), "an address in place of the name", d),
         Fault("no address", (0,), 2, "env://", unset, "MASTER_ADDR set for rank 0 as well", "env://"),
         Fault("taken port", (0, 1), 2, f"tcp://{HERE}:{taken}", in_use, "a free port", e, timeout_s=20),
