@@ -39,9 +39,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Fault:
-    """Of ``n`` ranks some ``come`` and try to meet by ``method``. Then all come and meet ``by`` another one.
+    """Of ``n`` ranks some ``come`` and try to meet by ``method``, or each by its own of a tuple.
 
-    A tuple as ``method`` has one for each rank.
+    Then all come and meet ``by`` another one.
 
     ``says`` is a regular expression for each rank that came, ``cure`` says what was changed.
     """
@@ -117,8 +117,7 @@ def main(cfg: Config) -> None:
     os.environ.pop("MASTER_ADDR", None)
     os.environ["MASTER_PORT"] = str(other)
 
-    seconds, faults = {}, all_faults(taken, left)
-    # All at once, as most of them only wait.
+    seconds, faults = {}, all_faults(taken, left)  # All at once, as most of them only wait.
     tries = [[Child(meet, r, f.n, f.method, f.timeout_s, f.backend) for r in f.come] for f in faults]
     for fault, children in zip(faults, tries, strict=True):
         print(fault.name)
