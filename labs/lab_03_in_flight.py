@@ -80,14 +80,14 @@ def read_too_early(mail: dist.ProcessGroup) -> None:
     assert work.is_completed() and box.sum() == 10
 
 
-def throw_the_handle_away(lost: dist.ProcessGroup) -> None:
+def throw_the_handle_away(lost: dist.ProcessGroup, mail: dist.ProcessGroup) -> None:
     """Rank 0 does not keep what ``isend`` returns; the receivers wait in vain."""
     if dist.get_rank() == 0:
         for rank in range(1, dist.get_world_size()):
             dist.isend(torch.ones(10), rank, group=lost, tag=DATA)
-            dist.send(torch.ones(1), rank, group=lost, tag=GO)
+            dist.send(torch.ones(1), rank, group=mail, tag=GO)
         return
-    dist.recv(torch.empty(1), 0, group=lost, tag=GO)
+    dist.recv(torch.empty(1), 0, group=mail, tag=GO)
     assert_times_out(lambda: dist.recv(torch.empty(10), 0, group=lost, tag=DATA))
 
 
@@ -116,15 +116,17 @@ def main(cfg: Config) -> None:
         print_on_rank_0("irecv: zeros before wait, ones after it")
 
         # Groups of their own for what ends in a timeout: afterwards their connections are of no more use.
-        lost, once = (dist.new_group(backend="gloo", timeout=timedelta(seconds=cfg.timeout_s)) for _ in "ab")
+        timeout = timedelta(seconds=cfg.timeout_s)
+        lost = dist.new_group(backend="gloo", timeout=timeout)
+        once = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
         if group.rank == 0:
             work = dist.isend(torch.ones(10), 1, group=once)
             work.wait()
         elif group.rank == 1:
             dist.recv(torch.empty(10), 0, group=once)
-        throw_the_handle_away(lost)
+        throw_the_handle_away(lost, mail)
         if group.rank == 0:
-            assert_times_out(work.wait)
+            assert_times_out(lambda: work.wait(timeout))
             print_in_rank_order("I kept no handle of my messages; and a second wait on one handle timed out")
         else:
             print_in_rank_order("nothing came from rank 0")

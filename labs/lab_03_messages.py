@@ -43,7 +43,7 @@ def assert_refused(call: Callable, text: str) -> None:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
-        # Tags and "from anyone" belong to gloo, so this post goes by gloo even on a machine with GPUs.
+        # nccl supports no tags, so this post goes by gloo even on a machine with GPUs.
         mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
         others = range(1, group.world_size)
         seen = {}
