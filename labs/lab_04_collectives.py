@@ -65,7 +65,7 @@ def call_tensors(name: str, mine: list[int], group: Group) -> list[int | None]:
             return piece.tolist()
         case "all_to_all":
             received = torch.zeros_like(x)
-            dist.all_to_all_single(received, x)  # dist.all_to_all does the same with lists of tensors
+            dist.all_to_all_single(received, x)
             return received.tolist()
 
 

@@ -84,13 +84,14 @@ def async_op(group: Group, store: dist.Store) -> None:
     assert busy == 499_500
     print_on_rank_0("async_op: the call returns, other work goes on, after work.wait() the sum is there")
 
-    first, second = torch.ones(4, device=group.device), torch.full((4,), 2.0, device=group.device)
-    works = [dist.all_reduce(t, async_op=True) for t in (first, second)]  # two under way at once
-    for work in reversed(works):
-        work.wait()
-    assert first.tolist() == [n] * 4
-    assert second.tolist() == [2 * n] * 4
-    print_on_rank_0("two under way at once, awaited in another order: both sums are right")
+    total, highest = (torch.full((4,), group.rank + 1, device=group.device) for _ in range(2))
+    first = dist.all_reduce(total, async_op=True)
+    second = dist.all_reduce(highest, op=dist.ReduceOp.MAX, async_op=True)  # two under way at once
+    second.wait()
+    first.wait()
+    assert total.tolist() == [n * (n + 1) // 2] * 4
+    assert highest.tolist() == [n] * 4
+    print_on_rank_0("two under way at once, awaited in another order: sum and maximum are right")
 
 
 def leftovers(group: Group) -> dict:
