@@ -124,9 +124,7 @@ def main(cfg: Config) -> None:
         own = torch.autograd.grad(F.cross_entropy(model(x[mine]), y[mine]), [*model.parameters()])
         whole = sum(gradient.numel() * gradient.element_size() for gradient in own)
         formula = 2 * (n - 1) / n * whole
-        print_on_rank_0(
-            f"{len(own)} gradients, {whole:,} bytes; a ring sends {formula:,.0f} per rank"
-        )
+        print_on_rank_0(f"{len(own)} gradients, {whole:,} bytes; a ring sends {formula:,.0f} per rank")
         apart = (flattened(own) - truth).abs().max().item()
         print_on_rank_0(f"largest difference to one process: {apart:.4f} as long as nothing is averaged")
 
