@@ -71,7 +71,7 @@ def reference(cfg: Config, learning_rate: float, device: torch.device) -> nn.Mod
 
 
 def train(fault: str, cfg: Config, group: Group) -> tuple[nn.Module, list[float], int]:
-    """Train with one line wrong. Returns the model, one weight after each step, images per step."""
+    """Train with one line wrong. Returns the model, one weight from the start on, images per step."""
     model, optimizer = make(cfg, cfg.seed + group.rank, cfg.learning_rate, group.device)
     if fault != "no broadcast":
         for tensor in model.state_dict().values():
