@@ -39,9 +39,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Fault:
-    """Of ``n`` ranks some ``come`` and try to meet by ``method``, or each by its own of a tuple.
-
-    Then all come and meet ``by`` another one.
+    """Some of ``n`` ranks ``come`` and try to meet by ``method``, or by one each. Then all meet ``by`` another.
 
     ``says`` is a regular expression for each rank that came, ``cure`` says what was changed.
     """
@@ -58,7 +56,6 @@ class Fault:
     rank_0_longer_s: float = 0.0  # who gives up first takes the store along, and the others say only that
 
     def child(self, rank: int) -> Child:
-        """A process that tries to meet the others, the wrong way."""
         timeout_s = self.timeout_s + (rank == 0) * self.rank_0_longer_s
         return Child(meet, rank, self.n, self.method, timeout_s, self.backend)
 
