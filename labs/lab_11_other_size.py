@@ -62,7 +62,12 @@ def main() -> None:
         print_in_rank_order(f"{newest.name}: holds {rows} of {len(expected[SHOWN])} rows of {SHOWN}")
         whole = [(name, tensor.full_tensor()) for name, tensor in state.items()]
         assert_all_equal(newest.name, whole, expected.items(), 0.0)
-        print_on_rank_0(f"{len(whole)} tensors equal what one process saved, bit for bit")
+        print_on_rank_0(f"loaded by {group.world_size}: {len(whole)} tensors are equal bit for bit")
+        if group.rank == 0:
+            alone = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+            dcp.load(alone, checkpoint_id=newest, no_dist=True)  # one process, without a group
+            assert_all_equal(newest.name, alone.items(), expected.items(), 0.0)
+            print(f"loaded by 1: {len(alone)} tensors are equal bit for bit")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def save_atomically(content: dict, path: Path) -> None:
 
     On return it is on the disk, also if the power fails. Not a collective: call it on rank 0 alone.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
         torch.save({"format": FORMAT, "version": VERSION, **content}, file)
