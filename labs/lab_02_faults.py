@@ -39,7 +39,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Fault:
-    """Some of ``n`` ranks ``come`` and try to meet by ``method``, or by one each. Then all meet ``by`` another.
+    """Some of ``n`` ranks ``come`` and try to meet by ``method``, or one each. Then all meet ``by`` another.
 
     ``says`` is a regular expression for each rank that came, ``cure`` says what was changed.
     """
