@@ -29,7 +29,9 @@ def lab(checkout: Path, tmp_path_factory: pytest.TempPathFactory):
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     nbformat.write(notebook, checkout / "notebooks" / LESSON)
-    notebook.cells = [*notebook.cells[:3], new_code_cell("!false"), new_code_cell("print('not reached')")]
+    set_up = next(index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    planted = [new_code_cell("!false"), new_code_cell("print('not reached')")]
+    notebook.cells = [*notebook.cells[: set_up + 1], *planted]
     nbformat.write(notebook, checkout / "notebooks" / RED)
     with jupyterlab(checkout, tmp_path_factory.mktemp("jupyter")) as server:
         yield server
