@@ -40,6 +40,9 @@ class FlatDDP(nn.Module):
         self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
         self.learning = [p for p in module.parameters() if p.requires_grad]
+        sizes = [*(p.numel() for p in self.learning), len(self.learning)]  # in the end: who was used
+        self.flat = self.learning[0].new_zeros(sum(sizes))
+        self.parts = self.flat.split(sizes)
         take_from_rank_0([*module.parameters(), *module.buffers()], process_group)
 
     def forward(self, *inputs, **kwargs):
@@ -49,14 +52,19 @@ class FlatDDP(nn.Module):
     @torch.no_grad()
     def reduce_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks. One that no rank has stays None."""
-        used = torch.tensor([float(p.grad is not None) for p in self.learning])
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.learning]
-        flat = torch.cat([*(part.flatten() for part in parts), used.to(parts[0])])  # the flags travel along
-        dist.all_reduce(flat, group=self.process_group)
-        *means, used = flat.split([*(p.numel() for p in self.learning), len(used)])
-        for parameter, mean, users in zip(self.learning, means, used.tolist(), strict=True):
-            if users:
-                parameter.grad = (mean / self.ranks).view_as(parameter)
+        for parameter, part in zip(self.learning, self.parts, strict=False):
+            if parameter.grad is None:
+                part.zero_()
+            else:
+                part.copy_(parameter.grad.flatten())
+        self.parts[-1].copy_(torch.tensor([p.grad is not None for p in self.learning]))
+        dist.all_reduce(self.flat, group=self.process_group)
+        self.flat /= self.ranks
+        for parameter, mean, users in zip(self.learning, self.parts, self.parts[-1].tolist(), strict=False):
+            if users and parameter.grad is None:
+                parameter.grad = mean.view_as(parameter).clone()
+            elif users:
+                parameter.grad.copy_(mean.view_as(parameter))
 
 
 def main(cfg: Config) -> None:

@@ -39,6 +39,8 @@ def sweep(members: dist.ProcessGroup, wire: Wire, args: argparse.Namespace, grou
 
     The model gets the moments at which gradients are ready from steps without communication.
     """
+    if not args.caps:
+        return []
     ranks = dist.get_world_size(members)
     overlapped, fill_buckets = from_lab("overlapped", "OverlappedDDP"), from_lab("overlapped", "fill_buckets")
     alone = Step(lambda model: model, args, group)
@@ -101,7 +103,7 @@ def arguments(ranks: int) -> argparse.Namespace:
     parser.add_argument("--bucket-cap-mb", type=float, default=None)
     parser.add_argument("--paced", type=int, default=2, help="processes on a slow wire; 0: none")
     parser.add_argument("--gbit", type=float, default=1.0, help="of that wire, per second")
-    parser.add_argument("--alpha-us", type=float, default=100.0, help="for each message on it")
+    parser.add_argument("--alpha-us", type=float, default=500.0, help="for each message on it")
     parser.add_argument("--caps", type=float, nargs="*", default=[0.5, 1, 2, 5, 10, 25, 50])
     parser.add_argument("--quick", action="store_true", help="small and few steps, as in the lesson")
     args = parser.parse_args()
@@ -116,24 +118,25 @@ def main() -> None:
         print_on_rank_0(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first step")
         print_on_rank_0(f"{args.model}, {args.batch} images of {args.image} x {args.image} by process")
         free, paced, swept, timelines = {}, {}, [], {}
-        for n in sorted({*args.processes, args.paced} - {0}):
-            members = dist.new_group(list(range(n)))
-            if group.rank < n and n in args.processes:
-                free[n] = measure(members, None, args, group)
-            if group.rank < n == args.paced:
-                wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT)
-                timelines = {way: timeline(way, members, args, group) for way in ("flat", "overlapped")}
-                paced[n] = measure(members, wire, args, group)
-                swept = sweep(members, wire, args, group)
+        parts = {n: dist.new_group(list(range(n))) for n in sorted({*args.processes, args.paced} - {0})}
+        for n in args.processes:
+            if group.rank < n:
+                free[n] = measure(parts[n], None, args, group)
             dist.barrier()
         if group.rank == 0:
             print(table("milliseconds for a step: total (forward + backward)", free))
-            if paced:
+        if group.rank < (n := args.paced):
+            wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT)
+            timelines = {way: timeline(way, parts[n], args, group) for way in ("flat", "overlapped")}
+            paced[n] = measure(parts[n], wire, args, group)
+            if group.rank == 0:
                 print(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
-            for row in swept:
-                took, model = 1e3 * row["took"], 1e3 * row["predicted"]
-                buckets = f"cap {row['cap']:4g} MiB: {row['buckets']:2} buckets"
-                print(f"{buckets}, {took:.0f} ms, by the model {model:.0f}")
+            swept = sweep(parts[n], wire, args, group)
+        dist.barrier()
+        for row in swept if group.rank == 0 else []:
+            took, model = 1e3 * row["took"], 1e3 * row["predicted"]
+            buckets = f"cap {row['cap']:4g} MiB: {row['buckets']:2} buckets"
+            print(f"{buckets}, {took:.0f} ms, by the model {model:.0f}")
         record_results("bench_ddp", {"free": free, "paced": paced, "sweep": swept, "timelines": timelines})
 
 
