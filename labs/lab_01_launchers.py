@@ -62,10 +62,12 @@ def entry(index: int, launcher: str, world_size: int, port: int) -> None:
 
 
 def by_spawn(world_size: int) -> None:
+    failing = mp.spawn(leave, nprocs=2, join=False)
     mp.spawn(entry, args=("mp.spawn", world_size, free_port()), nprocs=world_size, join=True)
     logging.getLogger(mp.spawn.__module__).setLevel(logging.ERROR)  # it would tell a process id
     try:
-        mp.spawn(leave, nprocs=2)
+        while not failing.join():
+            pass  # it returns each time that a process has ended
     except mp.ProcessExitedException as error:
         assert (error.error_index, error.exit_code) == (1, 3)
         print(
@@ -77,18 +79,17 @@ def by_spawn(world_size: int) -> None:
 
 def by_process(world_size: int) -> None:
     context, port = mp.get_context("spawn"), free_port()
+    failing = context.Process(target=leave, args=(1,))
     processes = [
         context.Process(target=entry, args=(rank, "Process", world_size, port)) for rank in range(world_size)
     ]
-    for process in processes:
+    for process in [*processes, failing]:
         process.start()
     for process in processes:
         process.join()
     if any(process.exitcode for process in processes):  # join does not look at it
         raise CourseError(f"exit codes {[process.exitcode for process in processes]}")
 
-    failing = context.Process(target=leave, args=(1,))
-    failing.start()
     failing.join()
     assert failing.exitcode == 3
     print(f"a process left with exit code {failing.exitcode}: join() raised nothing")

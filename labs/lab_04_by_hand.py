@@ -4,7 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_by_hand.py
 Written by:  notebooks/04_collectives.ipynb
 """
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -112,10 +111,9 @@ def by_torch(name: str, x: torch.Tensor, pg: dist.ProcessGroup) -> torch.Tensor 
     return result if root or name not in ("gather", "reduce") else None
 
 
-def acknowledged(pg: dist.ProcessGroup) -> int:
+def received(pg: dist.ProcessGroup) -> int:
     """Bytes of this rank that others have received so far; 0 where nobody counts them."""
     dist.barrier(pg)
-    time.sleep(0.05)  # Linux may learn of it 40 ms late
     return (wire_bytes() or 0) if dist.get_backend(pg) == "gloo" else 0
 
 
@@ -125,10 +123,10 @@ def measure(function: Callable, ranks: list[int], pg: dist.ProcessGroup, x: torc
     x = x[: len(x) // len(ranks)] if "gather" in name else x
     with count_sent() as sent:
         ours = function(x.clone(), ranks)
-    before = acknowledged(pg)
+    before = received(pg)
     theirs = by_torch(name, x, pg)
     assert (ours is theirs is None) or torch.equal(ours, theirs), f"{name} over ranks {ranks} differs"
-    return {"messages": sent.calls, "bytes": sent.bytes, "wire": acknowledged(pg) - before}
+    return {"messages": sent.calls, "bytes": sent.bytes, "wire": received(pg) - before}
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Config:
     tolerance: float = 1e-12  # float64
     per_rank: int = 64  # own_loops: images per rank; rank 0 has one more
     loader_batch: int = 16
-    timeout_s: float = 5.0  # the default of init_process_group is 30 minutes
+    timeout_s: float = 3.0  # the default of init_process_group is 30 minutes
 
 
 # fault: (are the replicas equal to each other, are they equal to one process)

@@ -6,7 +6,6 @@ Written by:  notebooks/07_dp_vs_ddp.ipynb
 
 import os
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -58,15 +57,6 @@ def reference(cfg: Config, group: Group) -> tuple[nn.Module, torch.optim.Optimiz
     return build(0, cfg, group)
 
 
-def settled_wire_bytes() -> int | None:
-    """``wire_bytes`` once it stands still: Linux counts a byte when its receipt has come back."""
-    before, now = -1, wire_bytes()
-    while now != before:
-        time.sleep(0.1)
-        before, now = now, wire_bytes()
-    return now
-
-
 def bytes_sent(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> float | None:
     """Bytes per step that this rank's sockets send while ranks 0 .. n - 1 train; None if not known.
 
@@ -80,13 +70,13 @@ def bytes_sent(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Gro
         for _ in range(cfg.warm_up):
             train_step(ddp, optimizer, x[mine], y[mine])
     dist.barrier()
-    before = settled_wire_bytes()
+    before = wire_bytes()
     dist.barrier()  # nobody sends before all have read
     if group.rank < n:
         for _ in range(cfg.counted):
             train_step(ddp, optimizer, x[mine], y[mine])
     dist.barrier()
-    after = settled_wire_bytes()
+    after = wire_bytes()
     if group.rank >= n or before is None or group.backend != "gloo":
         return None
     sent = (after - before) / cfg.counted

@@ -8,15 +8,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
+from pathlib import Path
 
 from shared.errors import CourseError, InputError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ECHO = ("Connection closed by peer", "Connection reset by peer")  # what gloo says when another rank has left
 ECHO_WAIT_S = 5
+OUTER_FRAMES = (str(Path(__file__)), str(Path("multiprocessing/errors/__init__.py")))  # of run and record
 
 
 def die_with_launcher() -> None:
@@ -36,13 +35,14 @@ def run(main: Callable, *args) -> None:
     - An error that only echoes another rank's: wait, so that torchrun names the rank that failed first.
     - ``SystemExit``: its own code.
 
-    ``record`` writes the error to the file that torchrun names, so torchrun's summary shows the cause.
+    torch's ``record`` writes the error to the file that torchrun names, so torchrun's summary shows the
+    cause. A lab that is no rank and does without torch is not made to wait for torch here.
     """
     die_with_launcher()
     # torchrun starts workers with `python -u`: one print is two writes, and lines of two ranks mix.
     sys.stdout.reconfigure(write_through=False, line_buffering=True)
     try:
-        record(_without_echo)(main, *args)
+        _recorded(_without_echo)(main, *args)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -58,9 +58,18 @@ def run(main: Callable, *args) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    if dist.is_initialized():
+    dist = sys.modules.get("torch.distributed")
+    if dist and dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()
+
+
+def _recorded(function: Callable) -> Callable:
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return function  # nobody would read it
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    return record(function)
 
 
 def _without_echo(main: Callable, *args) -> None:
@@ -84,10 +93,7 @@ def _complain(error: BaseException) -> None:
         text = mark + str(error)
     else:
         frames = error.__traceback__
-        while frames.tb_next and frames.tb_frame.f_code.co_filename in (
-            __file__,
-            record.__code__.co_filename,
-        ):
+        while frames.tb_next and frames.tb_frame.f_code.co_filename.endswith(OUTER_FRAMES):
             frames = frames.tb_next  # begin with the lab's own lines
         lines = "".join(traceback.format_exception(type(error), error, frames)).rstrip().splitlines()
         text = "\n".join(mark + line for line in lines)

@@ -36,6 +36,7 @@ def test_outputs_are_complete_and_leak_nothing(lesson: Lesson):
         (shown("worker pid: 4711"), "a process id"),
         (shown("UserWarning: slow"), "a warning"),
         (shown("[W703 12:00:00.1 socket.cpp:1] retry"), "a warning"),
+        (shown("W1120 14:00:00.123000 31414 torch/api.py:1] closing"), "a warning"),
         (shown("<object at 0x7f3a2b4c5d60>"), "an address in memory"),
         (shown(f"on {HOST}:29500"), "this machine's name"),
         (failed(), "holds an error: ValueError"),

@@ -10,7 +10,7 @@ OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # what a progress bar wrote over
 LEAKS = {
     "a path of this machine": re.compile(r"(?<![\w.])/(?:home|root|tmp|work|usr|Users|opt|var|mnt)/\S*"),
     "a process id": re.compile(r"\bpid[ :=]+\d+", re.IGNORECASE),
-    "a warning": re.compile(r"\w*Warning\b|\[W\d{3}"),
+    "a warning": re.compile(r"\w*Warning\b|\[W\d{3}|\b[WE]\d{4} \d\d:\d\d:"),
     "an address in memory": re.compile(r"\b0x[0-9a-f]{6,}"),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")

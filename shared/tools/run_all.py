@@ -31,6 +31,7 @@ def main() -> int:
                 parameters=parameters,
                 kernel_name="python3",
                 progress_bar=False,
+                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # else it warns of TCP, once a lesson
             )
             state = "green"
         except (PapermillExecutionError, OSError, ValueError, RuntimeError) as error:
