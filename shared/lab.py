@@ -27,13 +27,15 @@ def die_with_launcher() -> None:
 def run(main: Callable, *args) -> None:
     """Call ``main(*args)`` as the body of a lab and leave the process cleanly.
 
-    - Success: exit code 0. The group is destroyed and reference cycles are collected first. Without
-      that, gloo's threads may still ask for the interpreter while it ends, and a DDP script aborts
-      at random with exit code -6 (pytorch/pytorch#179291, #190489).
+    - Success: exit code 0. The group is destroyed and reference cycles are collected first.
     - ``CourseError``: its text in one line, exit code 1. For an ``InputError`` rank 0 speaks for all.
     - Any other exception: the traceback, each line marked with the rank, exit code 1.
     - An error that only echoes another rank's: wait, so that torchrun names the rank that failed first.
     - ``SystemExit``: its own code.
+
+    The process then ends without the interpreter's own shutdown. There, gloo's threads may still ask for
+    the interpreter, and a DDP script aborts at random with exit code -6, whatever it had achieved
+    (pytorch/pytorch#179291, #190489). So what a lab starts it must finish: ``atexit`` is not called.
 
     torch's ``record`` writes the error to the file that torchrun names, so torchrun's summary shows the
     cause. A lab that is no rank and does without torch is not made to wait for torch here.
@@ -53,15 +55,14 @@ def run(main: Callable, *args) -> None:
     except BaseException as error:
         _complain(error)
         code = 1
-    if code:
-        # No interpreter shutdown: it could turn the lab's own exit code into -6.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    dist = sys.modules.get("torch.distributed")
-    if dist and dist.is_initialized():
-        dist.destroy_process_group()
-    gc.collect()
+    else:
+        dist = sys.modules.get("torch.distributed")
+        if dist and dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _recorded(function: Callable) -> Callable:
