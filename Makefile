@@ -17,7 +17,7 @@ help:
 	@echo "make refresh  execute the lessons that changed and keep their outputs"
 	@echo "make format   format labs, shared and tests, and put the labs back into their cells"
 	@echo "make bench    measure the helpers and the lessons (minutes)"
-	@echo "make browser  run lesson 00 in JupyterLab in a headless Chromium"
+	@echo "make browser  run lesson 00 in JupyterLab in a headless Chromium (LESSONS='01 02' for others)"
 
 # TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
 $(DONE): pyproject.toml
@@ -59,7 +59,7 @@ bench: $(DONE)
 	@$(BIN)/python -m shared.tools.bench
 
 browser: $(DONE)
-	@$(BIN)/python -m pytest -q -rs tests/test_browser.py
+	@$(if $(LESSONS),LESSONS="$(LESSONS)") $(BIN)/python -m pytest -q -rs tests/test_browser.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) runs results

@@ -1,11 +1,13 @@
 """Stubs are not started, solutions are accepted, and each typical wrong answer is told what is wrong."""
 
+import functools
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from shared.tools.sync import stub_of
-from tests.helpers import EXERCISES, ROOT, WRONG_ANSWERS, Done, torchrun
+from tests.helpers import EXERCISES, ROOT, SCRIPTS, WRONG_ANSWERS, Done, torchrun
 from tests.rules.labs import REJECTED
 
 pytestmark = pytest.mark.slow
@@ -13,13 +15,38 @@ pytestmark = pytest.mark.slow
 ANSWERS = sorted(WRONG_ANSWERS.glob("exercise_*/*.py"))
 
 
+def check_of(exercise: str) -> Path:
+    return ROOT / "labs" / "checks" / f"{exercise.replace('exercise', 'check', 1)}.py"
+
+
 def check(exercise: str, answer: Path, ranks: int) -> Done:
-    name = exercise.replace("exercise", "check", 1)
-    return torchrun(ROOT / "labs" / "checks" / f"{name}.py", "--answer", answer, ranks=ranks)
+    return torchrun(check_of(exercise), "--answer", answer, ranks=ranks)
 
 
 def solution(exercise: str) -> Path:
     return ROOT / "labs" / "solutions" / f"{exercise}.py"
+
+
+@functools.cache
+def checked(exercise: str, ranks: int) -> dict[Path, Done]:
+    """{answer: how its check ended} for the solution, with 2 ranks the stub, with 3 all wrong answers."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stub = folder / "stub.py"
+        stub.write_text(stub_of(solution(exercise).read_text(encoding="utf-8")), encoding="utf-8")
+        more = {2: [stub], 3: [answer for answer in ANSWERS if answer.parent.name == exercise], 4: []}[ranks]
+        answers = [solution(exercise), *more]
+        run = torchrun(SCRIPTS / "answers.py", check_of(exercise), folder, *answers, ranks=ranks)
+        assert run.returncode == 0, run.stdout
+        ends = {}
+        for index, answer in enumerate(answers):
+            said = [(folder / f"{index}.{rank}.txt").read_text(encoding="utf-8") for rank in range(ranks)]
+            codes = {int((folder / f"{index}.{rank}.code").read_text()) for rank in range(ranks)}
+            # A rank may be told so late that it leaves with an error of its own: any red rank makes it red.
+            ends[Path(answer.name) if answer == stub else answer] = Done(
+                [], max(codes, key=abs), "".join(said)
+            )
+    return ends
 
 
 def announced(exercise: str, verdict: str) -> str:
@@ -27,17 +54,15 @@ def announced(exercise: str, verdict: str) -> str:
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_stub_is_not_started(exercise: str, tmp_path: Path):
-    stub = tmp_path / "stub.py"
-    stub.write_text(stub_of(solution(exercise).read_text(encoding="utf-8")), encoding="utf-8")
-    done = check(exercise, stub, ranks=2)
+def test_the_stub_is_not_started(exercise: str):
+    done = checked(exercise, 2)[Path("stub.py")]
     assert (done.returncode, done.stdout) == (0, announced(exercise, "not started") + "\n")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_solution_is_right(exercise: str, ranks: int):
-    done = check(exercise, solution(exercise), ranks)
+    done = checked(exercise, ranks)[solution(exercise)]
     assert done.returncode == 0, done.stdout
     assert announced(exercise, "right: ") in done.stdout
     assert len(done.stdout.splitlines()) == 1
@@ -46,8 +71,8 @@ def test_the_solution_is_right(exercise: str, ranks: int):
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_wrong_answer_is_rejected_for_its_reason(answer: Path):
     reason = answer.read_text(encoding="utf-8").splitlines()[0].removeprefix(REJECTED)
-    done = check(answer.parent.name, answer, ranks=3)
-    assert done.returncode == 1
+    done = checked(answer.parent.name, 3)[answer]
+    assert done.returncode == 1, done.stdout
     assert reason in done.stdout
 
 
