@@ -1,4 +1,4 @@
-"""Lessons in JupyterLab, in a browser: Run All shows outputs and no error. LESSONS has their numbers, else 00."""
+"""Lessons in JupyterLab, in a browser: Run All shows outputs, no error. LESSONS has their numbers, or 00."""
 
 import os
 from pathlib import Path
