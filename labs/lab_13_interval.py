@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.checkpoint import load_checkpoint, save_atomically
-from shared.data import load_images
+from shared.data import Images, load_images
 from shared.errors import CourseError
 from shared.lab import run
 from shared.parity import assert_all_equal, parameters
@@ -47,18 +47,21 @@ def tick(clock: Path) -> int:
         return file.tell()
 
 
-def train(path: Path, clock: Path, interval: int, kill_at: set[int], cfg: Config) -> nn.Module:
-    """Resume, train on, save every ``interval`` steps; die by SIGKILL when the clock says so."""
+def new_run(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(cfg.seed)
-    model, done = nn.Linear(64, 10).double(), 0
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model = nn.Linear(64, 10).double()
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def train(path: Path, clock: Path, interval: int, kill_at: set[int], data: Images, cfg: Config) -> nn.Module:
+    """Resume, train on, save every ``interval`` steps; die by SIGKILL when the clock says so."""
+    (model, optimizer), done = new_run(cfg), 0
     if path.exists():
         saved = load_checkpoint(path)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
-    x, y = load_images("digits")[:2]
-    x = x.flatten(1).double()
+    x, y = data.train_x.flatten(1).double(), data.train_y
     for step in range(done + 1, cfg.steps + 1):
         batch = torch.randint(len(x), (cfg.batch,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
@@ -72,12 +75,12 @@ def train(path: Path, clock: Path, interval: int, kill_at: set[int], cfg: Config
     return model
 
 
-def restart_until_done(path: Path, clock: Path, interval: int, cfg: Config) -> int:
+def restart_until_done(path: Path, clock: Path, interval: int, data: Images, cfg: Config) -> int:
     """What torchrun does, in small: start a process anew until one ends well. Returns the kills."""
     for kills in range(1000):
         child = os.fork()
         if child == 0:
-            train(path, clock, interval, kill_times(cfg), cfg)
+            train(path, clock, interval, kill_times(cfg), data, cfg)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
@@ -87,25 +90,26 @@ def restart_until_done(path: Path, clock: Path, interval: int, cfg: Config) -> i
     raise CourseError(f"a child was to be killed or to end well, but its exit code was {code}")
 
 
-def reference(folder: Path, cfg: Config) -> nn.Module:
+def reference(folder: Path, data: Images, cfg: Config) -> nn.Module:
     """The unbroken run."""
-    return train(folder / "unbroken.pt", folder / "unbroken.clock", cfg.steps, set(), cfg)
+    return train(folder / "unbroken.pt", folder / "unbroken.clock", cfg.steps, set(), data, cfg)
 
 
 def main(cfg: Config) -> None:
-    load_images("digits")  # once, before the forks
-    rows = []
+    # Once, before the forks: the images, and what torch loads only when an optimizer makes a step.
+    data, rows = load_images("digits"), []
+    new_run(cfg)[1].step()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for interval in cfg.intervals:
             path, clock = folder / f"{interval}.pt", folder / f"{interval}.clock"
-            kills = restart_until_done(path, clock, interval, cfg)
+            kills = restart_until_done(path, clock, interval, data, cfg)
             lost = clock.stat().st_size - cfg.steps
             rows.append({"interval": interval, "kills": kills, "lost": lost})
             print(f"a snapshot every {interval:2} steps: {kills:2} kills, {lost:3} steps lost")
-        unbroken = reference(folder, cfg)  # after the forks: a fork may not follow a backward pass
+        unbroken = reference(folder, data, cfg)  # after the forks: a fork may not follow a backward pass
         for interval in cfg.intervals:
-            model = nn.Linear(64, 10).double()
+            model, _ = new_run(cfg)
             model.load_state_dict(load_checkpoint(folder / f"{interval}.pt")["model"])
             assert_all_equal(f"every {interval} steps", parameters(model), parameters(unbroken), 0.0)
     print("all of them end with the weights of the unbroken run, bit for bit")

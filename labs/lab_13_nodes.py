@@ -1,4 +1,4 @@
-"""Two nodes on this machine: one goes away with its ranks, later another one joins.
+"""Two nodes on this machine: B joins the job of A, and goes away with its ranks.
 
 Run it:      python labs/lab_13_nodes.py
 Written by:  notebooks/13_elastic.ipynb
@@ -27,16 +27,15 @@ RENDEZVOUS = ("keep_alive_interval=1", "keep_alive_max_attempt=4", "last_call_ti
 
 @dataclass(frozen=True)
 class Config:
-    processes: tuple[int, int] = (2, 1)  # of node A, which stays, and of B and C, which go and come
+    processes: tuple[int, int] = (2, 1)  # of node A, which stays, and of B, which comes and goes
     deadline_s: float = 240.0
 
 
 def arguments(cfg: Config, node: int, port: int) -> list[str]:
     """What torchrun is called with on node 0 or 1; the same on both, but for the processes."""
     meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:{port}", f"--rdzv-id=lesson-13-{port}"]
-    # Node A keeps the store of the rendezvous. Without is_host the first to come does, and may go away.
-    conf = ",".join([*RENDEZVOUS, f"is_host={int(node == 0)}"])
-    elastic = ["--nnodes=1:2", "--max-restarts=3", f"--rdzv-conf={conf}", f"--local-addr=127.0.0.{1 + node}"]
+    elastic = ["--nnodes=1:2", "--max-restarts=3", f"--rdzv-conf={','.join(RENDEZVOUS)}"]
+    elastic += [f"--local-addr=127.0.0.{1 + node}"]  # in this order their ranks are counted
     return [*elastic, *meet, f"--nproc-per-node={cfg.processes[node]}", TRAINING, "--two-nodes"]
 
 
@@ -85,39 +84,32 @@ class Watch:
                 )
             time.sleep(0.05)
 
-    def has(self, event: str, nodes: int, generations: int) -> bool:
+    def has(self, event: str, nodes: int) -> bool:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
-        events = [entry for entry in map(json.loads, lines) if entry["job"] == self.job]
-        starts = [entry for entry in events if entry["event"] == "start"]
-        last = [entry for entry in events if entry["event"] == event][-1:]
-        return len(starts) >= generations and bool(last) and last[0]["nodes"] == nodes
+        entries = [entry for entry in map(json.loads, lines) if entry["job"] == self.job]
+        return any((entry["event"], entry.get("nodes")) == (event, nodes) for entry in entries)
 
 
 def main(cfg: Config) -> None:
     port, nodes = free_port(), []
     watch = Watch(f"lesson-13-{port}", cfg.deadline_s)
     with tempfile.TemporaryDirectory() as folder:
-
-        def start(name: str) -> Node:
-            nodes.append(Node(cfg, int(name != "A"), port, Path(folder) / name))
-            print(f"node {name} is started")
-            return nodes[-1]
-
         try:
-            a, b = start("A"), start("B")
-            watch.until("the two nodes to have lost steps to lose", lambda: watch.has("wait", 1, 1), [a, b])
-            orphans = b.kill()
-            print("node B is killed, its agent and so its ranks")
-            watch.until("B's ranks to die", lambda: not any(map(is_running, orphans)), [a])
-            watch.until("one node to go on", lambda: watch.has("start", 1, 2), [a])
-            c = start("C")
-            watch.until("two nodes to go on", lambda: watch.has("start", 2, 3), [a, c])
-            watch.until("the end", lambda: a.agent.poll() == c.agent.poll() == 0, [a, c])
+            nodes.append(a := Node(cfg, 0, port, Path(folder) / "A"))
+            watch.until("A to train alone", lambda: watch.has("start", nodes=1), nodes)
+            print("A trains; B is started")
+            nodes.append(b := Node(cfg, 1, port, Path(folder) / "B"))
+            watch.until("A and B to train", lambda: watch.has("start", nodes=2), nodes)
+            watch.until("them to have steps to lose", lambda: watch.has("wait", nodes=1), nodes)
+            print("A and B train; B is killed, its agent and so its rank")
+            ranks = b.kill()
+            watch.until("B's rank to die", lambda: not any(map(is_running, ranks)), [a])
+            watch.until("A to end well", lambda: a.agent.poll() == 0, [a])
             for line in re.findall(r"^(?:\d+ rank|step \d+:).*", a.log.read_text(), re.MULTILINE):
-                print(f"rank 0 on node A: {line}")
+                print(f"rank 0 said: {line}")
         finally:
             left = [pid for node in nodes if node.agent.poll() is None for pid in node.kill()]
-    watch.until("all ranks to be gone", lambda: not any(map(is_running, left)), [])
+        watch.until("all ranks to be gone", lambda: not any(map(is_running, left)), [])
 
 
 if __name__ == "__main__":

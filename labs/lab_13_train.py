@@ -35,7 +35,7 @@ class Config:
     batch: int = 48  # images per step, of all ranks together
     save_every: int = 10
     tolerance: float = 1e-12
-    waits: tuple = ((28, 1), (48, 2))  # with --two-nodes: (step, number of nodes it waits for)
+    waits: tuple = ((28, 2), (48, 1))  # with --two-nodes: (step, number of nodes it waits for)
 
 
 @dataclass
