@@ -26,9 +26,9 @@ from shared.results import record_results
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 1200
+    steps: int = 600
     batch: int = 32
-    mean: int = 40  # steps from one kill to the next, on average
+    mean: int = 30  # steps from one kill to the next, on average
     intervals: tuple[int, ...] = (4, 8, 16, 32)
     seed: int = 13
 
