@@ -29,7 +29,7 @@ def main() -> None:
     if rank == world_size - 1:
         before = ["attempt 0"] if store.check(["attempt 0 was here"]) else []
         print(f"attempt {attempt}: the store knows of {before}")
-    store.set(f"attempt {attempt} was here", "yes")
+        store.set("attempt 0 was here", "yes")
     store.set(f"{attempt}: {rank} is ready", "yes")
     if rank == world_size - 1:
         store.wait([f"{attempt}: {r} is ready" for r in range(world_size)])
