@@ -4,11 +4,20 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
+from pathlib import Path
 
 from shared.lab import die_with_launcher
 
 FORK = get_context("fork")  # a fork has imported torch already
 SILENT, CRASHED = "nothing, it was ended", "nothing, it crashed"
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that is dead and not yet reaped does not count. Linux only."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Child:

@@ -1,0 +1,120 @@
+"""Kill a training process again and again, and count the steps that are lost: by the snapshot interval.
+
+Run it:      python labs/lab_13_interval.py
+Written by:  notebooks/13_elastic.ipynb
+"""
+
+import os
+import random
+import signal
+import tempfile
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shared.checkpoint import load_checkpoint, save_atomically
+from shared.data import Images, load_images
+from shared.errors import CourseError
+from shared.lab import run
+from shared.parity import assert_all_equal, parameters
+from shared.results import record_results
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 600
+    batch: int = 32
+    mean: int = 30  # steps from one kill to the next, on average
+    intervals: tuple[int, ...] = (4, 8, 16, 32)
+    seed: int = 13
+
+
+def kill_times(cfg: Config) -> set[int]:
+    """Number of steps done since the very beginning, lost ones included, at which a kill comes."""
+    draws = random.Random(cfg.seed)
+    times = accumulate(max(1, round(draws.expovariate(1 / cfg.mean))) for _ in range(1000))
+    return set(times)
+
+
+def tick(clock: Path) -> int:
+    """One step more on a clock that survives kills: the size of a file. Returns what it shows."""
+    with clock.open("ab") as file:
+        file.write(b".")
+        return file.tell()
+
+
+def new_run(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(cfg.seed)
+    model = nn.Linear(64, 10).double()
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def train(path: Path, clock: Path, interval: int, kill_at: set[int], data: Images, cfg: Config) -> nn.Module:
+    """Resume, train on, save every ``interval`` steps; die by SIGKILL when the clock says so."""
+    (model, optimizer), done = new_run(cfg), 0
+    if path.exists():
+        saved = load_checkpoint(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        done = saved["step"]
+    x, y = data.train_x.flatten(1).double(), data.train_y
+    for step in range(done + 1, cfg.steps + 1):
+        batch = torch.randint(len(x), (cfg.batch,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        if tick(clock) in kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % interval == 0 or step == cfg.steps:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save_atomically({"step": step, **state}, path)
+    return model
+
+
+def restart_until_done(path: Path, clock: Path, interval: int, data: Images, cfg: Config) -> int:
+    """What torchrun does, in small: start a process anew until one ends well. Returns the kills."""
+    for kills in range(1000):
+        child = os.fork()
+        if child == 0:
+            train(path, clock, interval, kill_times(cfg), data, cfg)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            return kills
+        if code != -signal.SIGKILL:
+            break
+    raise CourseError(f"a child was to be killed or to end well, but its exit code was {code}")
+
+
+def reference(folder: Path, data: Images, cfg: Config) -> nn.Module:
+    """The unbroken run."""
+    return train(folder / "unbroken.pt", folder / "unbroken.clock", cfg.steps, set(), data, cfg)
+
+
+def main(cfg: Config) -> None:
+    # Once, before the forks: the images, and what torch loads only when an optimizer makes a step.
+    data, rows = load_images("digits"), []
+    new_run(cfg)[1].step()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for interval in cfg.intervals:
+            path, clock = folder / f"{interval}.pt", folder / f"{interval}.clock"
+            kills = restart_until_done(path, clock, interval, data, cfg)
+            lost = clock.stat().st_size - cfg.steps
+            rows.append({"interval": interval, "kills": kills, "lost": lost})
+            print(f"a snapshot every {interval:2} steps: {kills:2} kills, {lost:3} steps lost")
+        unbroken = reference(folder, data, cfg)  # after the forks: a fork may not follow a backward pass
+        for interval in cfg.intervals:
+            model, _ = new_run(cfg)
+            model.load_state_dict(load_checkpoint(folder / f"{interval}.pt")["model"])
+            assert_all_equal(f"every {interval} steps", parameters(model), parameters(unbroken), 0.0)
+    print("all of them end with the weights of the unbroken run, bit for bit")
+    record_results("lab_13_interval", {"rows": rows, "steps": cfg.steps, "mean": cfg.mean})
+
+
+if __name__ == "__main__":
+    run(main, Config())
