@@ -52,9 +52,7 @@ def main(cfg: Config) -> None:
         images = Images(*(part.to(group.device) for part in load_images("digits")))
         runs = [("same", factor) for factor in cfg.factors] + [("scaled", factor) for factor in cfg.factors]
         mine = {}
-        for rule, factor in progress(
-            runs[group.rank :: group.world_size], "runs"
-        ):  # independent of each other
+        for rule, factor in progress(runs[group.rank :: group.world_size], "runs"):
             rate = cfg.learning_rate * (factor if rule == "scaled" else 1)
             mine[f"{rule} {factor}"] = train(cfg.batch * factor, rate, images, cfg)
         record_results("lab_10_batch", {"runs": mine, "batch": cfg.batch, "rate": cfg.learning_rate})

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 from tqdm import tqdm
 
-from shared.data import ImageSets, load_image_sets
 from shared.errors import InputError
+from shared.image_models import image_classifier
+from shared.image_sets import ImageSets, load_image_sets
 from shared.lab import run
-from shared.models import image_classifier
 from shared.options import Options, positive
 
 ON_GPU = torch.cuda.is_available()
@@ -96,7 +96,8 @@ def main(arguments: list[str] | None = None) -> None:
         loss, speed = train_epoch(model, loader, optimizer, args)
         right, seen = evaluate(model, test_loader)
         print(f"epoch {epoch + 1}: loss {loss:.3f}, {right / seen:.1%} of {seen} images right")
-        print(f"images/s: {speed:,.0f}")
+        if args.steps:
+            print(f"images/s: {speed:,.0f}")
 
 
 if __name__ == "__main__":

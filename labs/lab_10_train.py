@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from shared.checkpoint import load_checkpoint, save_atomically
-from shared.data import ImageSets, load_image_sets
 from shared.errors import InputError
 from shared.group import Group, process_group
+from shared.image_models import image_classifier
+from shared.image_sets import ImageSets, load_image_sets
 from shared.lab import run
-from shared.models import image_classifier
 from shared.options import Options, positive
 from shared.random_numbers import gather_random_states, set_random_states
 from shared.report import print_on_rank_0, progress
@@ -55,7 +55,7 @@ def load(args: argparse.Namespace, group: Group) -> tuple[ImageSets, DataLoader,
     """Return the data sets, and this rank's loaders; each image to test with is on exactly one rank."""
     data = load_image_sets(args.dataset, args.side, args.augment)
     ranks, on_gpu = group.world_size, group.device.type == "cuda"
-    if args.batch_size % ranks or not 0 < args.batch_size <= len(data.train):
+    if args.batch_size % ranks or args.batch_size > len(data.train):
         raise InputError(f"--batch-size must divide by {ranks} ranks and be at most {len(data.train)}")
     common = {"batch_size": args.batch_size // ranks, "num_workers": args.workers, "pin_memory": on_gpu}
     sampler = DistributedSampler(data.train, seed=args.seed, drop_last=True)
@@ -107,7 +107,6 @@ def save(path: Path, run_of: str, parts: dict, history: list, generator, group: 
 
 
 def restore(path: Path, run_of: str, parts: dict, generator, group: Group) -> list:
-    """Bring the run to where the checkpoint is; return its history."""
     saved = load_checkpoint(path, group.device)
     if saved["run"] != run_of:
         raise InputError(f"{path.name}: was saved by a run of {saved['run']}, this one is of {run_of}")
@@ -139,9 +138,10 @@ def main(arguments: list[str] | None = None) -> None:
             loader.sampler.set_epoch(epoch)  # another order in each epoch
             loss, speed = train_epoch(ddp, loader, optimizer, scaler, args, group)
             right, seen = evaluate(model, test_loader, args, group)
-            history.append({"loss": loss, "right": right, "seen": seen})
+            history.append({"loss": loss, "right": right, "seen": seen, "images/s": speed})
             print_on_rank_0(f"epoch {epoch + 1}: loss {loss:.3f}, {right / seen:.1%} of {seen} images right")
-            print_on_rank_0(f"images/s: {speed / group.world_size:,.0f} per process, {speed:,.0f} in all")
+            if args.steps:
+                print_on_rank_0(f"images/s: {speed / group.world_size:,.0f} per process, {speed:,.0f} in all")
             if args.checkpoint:
                 save(args.checkpoint, run_of, parts, history, loader.generator, group)
 
