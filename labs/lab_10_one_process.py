@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
-from tqdm import tqdm
 
 from shared.errors import InputError
 from shared.image_models import image_classifier
@@ -62,7 +61,7 @@ def train_epoch(model, loader, optimizer, args) -> tuple[float, float]:
     """Return the mean loss, and the images per second."""
     model.train()
     loss_sum, clock = 0.0, []
-    for images, labels in tqdm(islice(loader, args.steps), "training", leave=False):
+    for images, labels in islice(loader, args.steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(scores_of(model, images), labels.to(DEVICE))
         loss.backward()

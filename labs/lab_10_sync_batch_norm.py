@@ -51,21 +51,24 @@ def one_step(layer: nn.Module, x: torch.Tensor, wanted: torch.Tensor) -> tuple[t
     return out.detach(), x.grad
 
 
-def compare(kind: str, size: int, pg: dist.ProcessGroup, cfg: Config, group: Group) -> dict:
-    """Train the reference, our layer and a local one; return differences and calls per pass."""
+def compare(kind: str, size: int, pg: dist.ProcessGroup, cfg: Config, group: Group) -> tuple[float, float]:
+    """Take steps; return how far our layer, and a local one, are at most from that on the joined batch."""
     split = shares(kind, size, cfg)
     draw = torch.Generator().manual_seed(cfg.seed)
-    whole = nn.BatchNorm2d(cfg.channels, dtype=torch.float64)
-    ours = convert_batch_norm(nn.BatchNorm2d(cfg.channels, dtype=torch.float64), pg)
-    local = nn.BatchNorm2d(cfg.channels, dtype=torch.float64)
+    whole, ours, local = (nn.BatchNorm2d(cfg.channels, dtype=torch.float64) for _ in range(3))
+    for name, parameter in whole.named_parameters():
+        parameter.data = torch.randn(cfg.channels, generator=draw, dtype=torch.float64)
+        for layer in (ours, local):
+            getattr(layer, name).data = parameter.data.clone()
+    whole, ours, local = (layer.to(group.device) for layer in (whole, convert_batch_norm(ours, pg), local))
     largest = local_off = 0.0
     for step in range(cfg.steps):
         shape = (sum(split), cfg.channels, cfg.side, cfg.side)
         x, wanted = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(2))
         x = (x + torch.arange(len(x)).reshape(-1, 1, 1, 1)).to(group.device)  # the ranks' means differ
         wanted, mine = wanted.to(group.device), slice(sum(split[: group.rank]), sum(split[: group.rank + 1]))
-        out, grad = one_step(whole.to(group.device), x, wanted)
-        ours.to(group.device).zero_grad()
+        out, grad = one_step(whole, x, wanted)
+        ours.zero_grad()
         with count_calls(*COLLECTIVES) as calls:
             own_out, own_grad = one_step(ours, x[mine], wanted[mine])
         if calls != dict.fromkeys(COLLECTIVES, 0) | {"all_gather": 1, "all_reduce": 1}:
@@ -77,13 +80,12 @@ def compare(kind: str, size: int, pg: dist.ProcessGroup, cfg: Config, group: Gro
             pairs[f"gradient of {name}"] = total, getattr(whole, name).grad
         pairs |= {name: (buffer, dict(whole.named_buffers())[name]) for name, buffer in ours.named_buffers()}
         for name, (actual, expected) in pairs.items():
-            what = f"{size} ranks, {kind} shares, step {step}: {name}"
+            what = f"{size} rank(s), {kind} shares, step {step}: {name}"
             largest = max(largest, assert_equal(what, actual, expected, cfg.tolerance))
         whole.zero_grad()
         if split[group.rank]:
-            local_out = local.to(group.device)(x[mine])
-            local_off = max(local_off, (local_out - out[mine]).abs().max().item())
-    return {"largest": largest, "local": local_off}
+            local_off = max(local_off, (local(x[mine]) - out[mine]).abs().max().item())
+    return largest, local_off
 
 
 def main(cfg: Config) -> None:
@@ -92,18 +94,13 @@ def main(cfg: Config) -> None:
         for size in cfg.sizes:
             pg = dist.new_group(range(size))
             for kind in ("even", "uneven", "one empty") if size > 1 else ("even",):
-                row = (
-                    compare(kind, size, pg, cfg, group)
-                    if group.rank < size
-                    else {"largest": 0.0, "local": 0.0}
-                )
-                worst = torch.tensor(list(row.values()), device=group.device)
-                dist.all_reduce(worst, dist.ReduceOp.MAX)
+                found = compare(kind, size, pg, cfg, group) if group.rank < size else (0.0, 0.0)
+                dist.all_reduce(worst := torch.tensor(found, device=group.device), dist.ReduceOp.MAX)
                 largest, local = worst.tolist()
                 if kind in ("even", "uneven") and size > 1 and local < 0.1:
                     raise CourseError(f"local batch norm was to differ, and is off by {local}")
                 split = " + ".join(map(str, shares(kind, size, cfg)))
-                print_on_rank_0(f"{size} ranks, {split:13} images: ours {largest:.0e}, local {local:.2f} off")
+                print_on_rank_0(f"{split:14} images: ours is off by {largest:.0e}, local by {local:.2f}")
                 rows[f"{size} {kind}"] = [largest, local]
         record_results("lab_10_sync_batch_norm", rows)
 
