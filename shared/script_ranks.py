@@ -62,20 +62,19 @@ def branches(script: Script, test: ast.expr, depth: int = 3) -> tuple[str, str]:
 
 
 def _compared(test: ast.Compare) -> tuple[str, str]:
-    left, op, right = test.left, test.ops[0], test.comparators[0]
-    if names_rank(right) and not names_rank(left):
-        left, right = right, left
-        op = {ast.Lt: ast.Gt(), ast.Gt: ast.Lt()}.get(type(op), op)
-    text = ast.unparse(right)
-    if not names_rank(left) or text in ("None", "-1") or isinstance(op, ast.Is | ast.IsNot):
-        return EVERYWHERE  # `rank is None`, `rank == -1`: is there a group at all?
-    if isinstance(op, ast.Eq) or (type(op), text) in ((ast.Lt, "1"), (ast.LtE, "0"), (ast.In, "[-1, 0]")):
+    left, right = ast.unparse(test.left), test.comparators[0]
+    sign = ast.unparse(test).removeprefix(left).split()[0]
+    text = ast.unparse(test).removeprefix(left).strip()
+    if names_rank(right) and not names_rank(test.left):  # `0 == rank`
+        sign = {"<": ">", ">": "<"}.get(sign, sign)
+        text = f"{sign} {left}"
+    elif not names_rank(test.left):
+        return EVERYWHERE
+    if sign == "is" or text.endswith((" None", " -1")):  # is there a group at all?
+        return EVERYWHERE
+    if sign == "==" or text in ("< 1", "<= 0", "in [-1, 0]", "in (-1, 0)"):
         return "one", "others"
-    if isinstance(op, ast.NotEq) or (type(op), text) in (
-        (ast.Gt, "0"),
-        (ast.GtE, "1"),
-        (ast.NotIn, "[-1, 0]"),
-    ):
+    if sign == "!=" or text in ("> 0", ">= 1", "not in [-1, 0]", "not in (-1, 0)"):
         return "others", "one"
     return "some", "some"
 
