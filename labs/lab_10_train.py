@@ -89,7 +89,7 @@ def train_epoch(ddp, loader, optimizer, scaler, args, group: Group) -> tuple[flo
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, args, group: Group) -> tuple[int, int]:
-    """Return (recognised, seen). Takes the model itself: DDP's forward would communicate in each batch."""
+    """Return (recognised, seen). Takes the model itself, for DDP's forward may communicate."""
     model.eval()
     right = seen = 0
     for images, labels in loader:
