@@ -35,24 +35,25 @@ SEEDING = ("torch.manual_seed", "numpy.random.seed", "random.seed")
 def sampler(s: Script) -> Findings:
     """Has each rank its own part of the data? Else all train on the same images, N times for nothing."""
     for call in s.find("DataLoader"):
-        given = argument(call, "sampler") or argument(call, "batch_sampler")
+        given = argument(s, call, "sampler") or argument(s, call, "batch_sampler")
         whole = is_literal(given, None) or comes_from(s, given, "RandomSampler", "SequentialSampler")
-        own = comes_from(s, given, "DistributedSampler") or depends_on_rank(s, argument(call, "dataset", 0))
-        if whole and not own and not serves_evaluation(s, call):
+        own = comes_from(s, given, "DistributedSampler") or serves_evaluation(s, call)
+        if whole and not own and not depends_on_rank(s, argument(s, call, "dataset", 0)):
             yield call, "each rank gets all the data: pass sampler=DistributedSampler(...)"
 
 
 def shuffle(s: Script) -> Findings:
     """Is it the sampler that shuffles? Else the loader, told twice, ends with a ValueError."""
     for call in s.find("DataLoader"):
-        if not is_literal(argument(call, "sampler"), None) and is_literal(argument(call, "shuffle", 2), True):
+        given, shuffles = argument(s, call, "sampler"), argument(s, call, "shuffle", 2)
+        if not is_literal(given, None) and is_literal(shuffles, True):
             yield call, "shuffle=True beside a sampler: leave it out, the sampler shuffles"
 
 
 def epoch(s: Script) -> Findings:
     """Does the sampler hear of each epoch? Else the order of the first one repeats for ever."""
     ours = [one for one in s.find("DistributedSampler") if not serves_evaluation(s, one)]
-    ours = [one for one in ours if not is_literal(argument(one, "shuffle", 3), False)]
+    ours = [one for one in ours if not is_literal(argument(s, one, "shuffle", 3), False)]
     told = methods(s, "set_epoch")
     if ours and not any(in_loop(s, one) and not isinstance(one.args[0], ast.Constant) for one in told):
         yield (told or ours)[0], "call sampler.set_epoch(epoch) at the start of each epoch"
@@ -66,8 +67,8 @@ def seeds(s: Script) -> Findings:
             yield calls[0], f"{name} gets the same seed on each rank: add the rank to it"
     for call in s.find("DataLoader"):
         made = [one for one in methods(s, "manual_seed") if comes_from(s, one.func.value, "Generator")]
-        alike = comes_from(s, argument(call, "generator"), "Generator")
-        if alike and argument(call, "num_workers", 5) and not any(seeds_differ(s, one) for one in made):
+        alike = comes_from(s, argument(s, call, "generator"), "Generator")
+        if alike and argument(s, call, "num_workers", 5) and not any(seeds_differ(s, one) for one in made):
             yield call, "its generator has the same seed on each rank, and so have the workers"
 
 
@@ -82,7 +83,7 @@ def reduce(s: Script) -> Findings:
 def once(s: Script) -> Findings:
     """Does each test image count once? Else DistributedSampler repeats some, to give each rank as many."""
     for call in s.find("DistributedSampler"):
-        if serves_evaluation(s, call) and not is_literal(argument(call, "drop_last", 5), True):
+        if serves_evaluation(s, call) and not is_literal(argument(s, call, "drop_last", 5), True):
             yield call, "it pads the test set: give each rank range(rank, len(data), world_size)"
 
 
@@ -112,16 +113,11 @@ def findings(source: str) -> list[tuple[list[int], str, str]]:
 def read(path: Path) -> str:
     """The text of a script that can be parsed; raises ``InputError`` when there is none."""
     try:
-        text = path.read_text(encoding="utf-8")
-        ast.parse(text)
-    except FileNotFoundError:
-        raise InputError(f"{path.name}: there is no such file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path.name}: no text in UTF-8") from None
+        ast.parse(text := path.read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise InputError(f"{path.name}:{error.lineno or 1}: no Python: {error.msg}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path.name}: no Python file: {error}") from None
+        raise InputError(f"{path.name}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}") from None
     return text
 
 

@@ -95,7 +95,7 @@ def save(s: Script) -> Findings:
 def load(s: Script) -> Findings:
     """Does each rank load onto its own device? Else all load onto the GPU of the rank that saved."""
     for call in s.calls:
-        if s.name(call.func) == "torch.load" and not argument(call, "map_location", 1):
+        if s.name(call.func) == "torch.load" and not argument(s, call, "map_location", 1):
             yield call, "torch.load without map_location"
 
 

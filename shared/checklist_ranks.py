@@ -7,8 +7,8 @@ import ast
 from collections.abc import Iterator
 
 from shared.script import Script
-from shared.script_ranks import names_rank, on_one_rank
-from shared.script_torch import argument, comes_from, constants, lonely_meetings
+from shared.script_ranks import MIRROR, guards, names_rank, on_one_rank, reached
+from shared.script_torch import argument, comes_from, constants, meeting
 
 Findings = Iterator[tuple[ast.AST, str]]
 OF_COURSE = ("process_group", "run")  # of shared: what they do is known, though their files are not read
@@ -37,7 +37,7 @@ def leave(s: Script) -> Findings:
 def backend(s: Script) -> Findings:
     """Does the device choose the backend? Else nccl ends on a laptop, or gloo is slow on a GPU."""
     for call in s.find("init_process_group"):
-        names = constants(s, argument(call, "backend", 0)) & {"nccl", "gloo"}
+        names = constants(s, argument(s, call, "backend", 0)) & {"nccl", "gloo"}
         if names == {"nccl"} or (names == {"gloo"} and cuda_places(s)):
             yield call, f"{names.pop()} on every device: choose it by torch.cuda.is_available()"
 
@@ -66,7 +66,7 @@ def cuda_places(script: Script) -> list[tuple[ast.AST, ast.expr | None]]:
         elif last == "cuda" and isinstance(call.func, ast.Attribute):
             found.append((call, None))
         elif last in ("device", "to") and call.args and "cuda" in constants(script, call.args[0]):
-            found.append((call, argument(call, "index", 1) if last == "device" else None))
+            found.append((call, argument(script, call, "index", 1) if last == "device" else None))
     for node in script.nodes:
         if isinstance(node, ast.keyword) and node.arg == "device_ids":
             lists = [one for one in script.origins(node.value) if isinstance(one, ast.List)]
@@ -80,6 +80,23 @@ def cuda_places(script: Script) -> list[tuple[ast.AST, ast.expr | None]]:
     return found
 
 
+def lonely_meetings(script: Script) -> list[tuple[ast.Call, str]]:
+    """(call, text) where only some ranks come to a meeting, here or in a function that is called here.
+
+    It is no fault when the other branch has the same meeting, or the other ranks come to it later.
+    """
+    found = []
+    for call in script.calls:
+        kinds = guards(script, call)
+        for one in reached(script, call) if kinds and (script.callees(call) or meeting(script, call)) else []:
+            if (what := meeting(script, one)) and (one is call or not meeting(script, call)):
+                text = what if one is call else f"{ast.unparse(call.func)}, and line {one.lineno} is {what}"
+                found.append((call, text, (script.function_of(call), what), kinds[0]))
+                break
+    met = {(place, kind) for _, _, place, kind in found}
+    return [(call, text) for call, text, place, kind in found if (place, MIRROR.get(kind)) not in met]
+
+
 def meet(s: Script) -> Findings:
     """Do all ranks call each collective? Else those that do wait until the timeout."""
     for call, what in lonely_meetings(s):
@@ -89,7 +106,7 @@ def meet(s: Script) -> Findings:
 def talk(s: Script) -> Findings:
     """Does one rank speak for all? Else each line comes N times, and bars mix."""
     loud = [one for one in s.calls if s.name(one.func) in NOISY and not s.callees(one)]
-    loud = [one for one in loud if not argument(one, "disable") and not any(map(names_rank, one.args))]
+    loud = [one for one in loud if not argument(s, one, "disable") and not any(map(names_rank, one.args))]
     for call in loud:
         if not on_one_rank(s, call):
             yield call, "every rank speaks: let rank 0 do it, or say which rank it is"

@@ -3,7 +3,7 @@
 import ast
 
 from shared.script import Function, Script
-from shared.script_ranks import MIRROR, callers, guards, identifier, is_rank, on_one_rank, reached
+from shared.script_ranks import callers, identifier, is_rank, on_one_rank, reached
 
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 REDUCING = (
@@ -21,13 +21,22 @@ COLLECTIVES = (
         "load",
     ),  # the last three of torch.distributed.checkpoint
 )
-OF_SHARED = ("print_in_rank_order", "assert_same_on_every_rank", "take_from_rank_0", "process_group")
+OF_SHARED = (
+    *("process_group", "print_in_rank_order", "assert_same_on_every_rank", "take_from_rank_0"),
+    "gather_random_states",
+)  # helpers of this course at which all ranks meet; their files are not read
 EVALUATION = ("eval", "val", "test")
 
 
-def argument(call: ast.Call, name: str, position: int = 99) -> ast.expr | None:
-    """The argument given by name, by position, or perhaps by ``**``; None when it is not given."""
-    named = [one.value for one in call.keywords if one.arg in (name, None)]
+def argument(script: Script, call: ast.Call, name: str, position: int = 99) -> ast.expr | None:
+    """The argument given by name, by ``**`` or by position; None when it is not given."""
+    named = [one.value for one in call.keywords if one.arg == name]
+    for packed in (one.value for one in call.keywords if one.arg is None):
+        known = [one for one in script.origins(packed) if isinstance(one, ast.Dict)]
+        if not known or any(ast.unparse(one.func) == f"{ast.unparse(packed)}.update" for one in script.calls):
+            named.append(packed)  # perhaps: what it holds cannot be read
+        pairs = [pair for one in known for pair in zip(one.keys, one.values, strict=True)]
+        named += [value for key, value in pairs if is_literal(key, name)]
     return named[0] if named else call.args[position] if position < len(call.args) else None
 
 
@@ -118,26 +127,9 @@ def meeting(script: Script, call: ast.Call) -> str:
     """What it is, if all ranks have to meet at this call: a collective, or the forward of a wrapped model."""
     name = script.name(call.func)
     last = name.rpartition(".")[2]
-    if name.startswith("torch.distributed.") and last in COLLECTIVES and not argument(call, "group"):
+    if name.startswith("torch.distributed.") and last in COLLECTIVES and not argument(script, call, "group"):
         return last
     if name.startswith("shared.") and last in OF_SHARED:
         return last
     wrapped = not script.library[call] and comes_from(script, call.func, *WRAPPERS)
     return "the forward of a wrapped model" if wrapped else ""
-
-
-def lonely_meetings(script: Script) -> list[tuple[ast.Call, str]]:
-    """(call, text) where only some ranks come to a meeting, here or in a function that is called here.
-
-    It is no fault when the other branch has the same meeting, or the other ranks come to it later.
-    """
-    found = []
-    for call in script.calls:
-        kinds = guards(script, call)
-        for one in reached(script, call) if kinds and (script.callees(call) or meeting(script, call)) else []:
-            if (what := meeting(script, one)) and (one is call or not meeting(script, call)):
-                text = what if one is call else f"{ast.unparse(call.func)}, and line {one.lineno} is {what}"
-                found.append((call, text, (script.function_of(call), what), kinds[0]))
-                break
-    met = {(place, kind) for _, _, place, kind in found}
-    return [(call, text) for call, text, place, kind in found if (place, MIRROR.get(kind)) not in met]

@@ -81,6 +81,25 @@ def test_the_template_is_clean():
     assert check() == (0, ["lab_10_train.py: 22 questions, 0 findings"])
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("loader.sampler.set_epoch(epoch)", "pass", "epoch"),
+        ("DataLoader(data.train, sampler=sampler,", "DataLoader(data.train,", "sampler"),
+        ("args.seed + group.rank)", "args.seed)", "seeds"),
+        ("if group.rank == 0:", "if args.checkpoint:", "save"),
+        ("save(args.checkpoint,", "group.rank == 0 and save(args.checkpoint,", "meet"),
+        ("= train_epoch(ddp,", "= train_epoch(model,", "bypass"),
+        ('"scaler": scaler}', "}", "saved"),
+        ("dist.all_reduce(counts :=", "(counts :=", "reduce"),
+    ],
+)
+def test_a_fault_in_the_template_is_found(old: str, new: str, expected: str, lab: ModuleType):
+    template = LAB.with_name("lab_10_train.py").read_text(encoding="utf-8")
+    assert template.count(old) == 1
+    assert [rule for _, rule, _ in lab.findings(template.replace(old, new))] == [expected]
+
+
 def test_a_script_is_read_and_not_run(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("open('written', 'w')\nimport no_such_module\nprint('running')\n", encoding="utf-8")
@@ -97,7 +116,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "script.py: there is no such file"),
+        (None, "script.py: No such file or directory"),
         (b"def main(:\n", "script.py:1: no Python: invalid syntax"),
         (b"\xff\xfe", "script.py: no text in UTF-8"),
         (b"x = 1\0", "script.py:1: no Python: "),

@@ -84,3 +84,19 @@ def test_meetings_of_some_ranks(body: str, expected: list[str], lab: ModuleType)
     lines = body.replace("\n", "\n    ")
     source = f"{imports}dist.init_process_group()\ndef main(rank):\n    {lines}\ndist.destroy_process_group()"
     assert rules_of(source, lab) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("common = {'sampler': sampler}", []),
+        ("common = {'num_workers': 1}", ["sampler"]),
+        ("common = {'sampler': sampler, 'shuffle': True}", ["shuffle"]),
+        ("common = {'num_workers': 1}\n    common.update(more)", []),
+        ("common = read_options()", []),
+    ],
+)
+def test_packed_arguments_are_read_where_they_can_be(given: str, expected: list[str], lab: ModuleType):
+    (loader,) = (line for line in WELL.splitlines() if line.startswith("    loader = "))
+    source = WELL.replace(loader, f"    {given}\n    loader = DataLoader(train_set, 16, **common)")
+    assert rules_of(source, lab) == expected
