@@ -43,14 +43,14 @@ def bypass(s: Script) -> Findings:
     """Does training call the wrapper? Else nothing is averaged, and no error tells."""
     inner = {one for call in s.find(*WRAPPERS) for part in call.args[:1] for one in s.origins(part)}
     inner = {one for one in inner if isinstance(one, ast.Call)}
-    for call in s.calls:
-        if not methods(s, "backward", s.function_of(call) or s.tree) or isinstance(call.func, ast.Call):
-            continue
-        past = isinstance(call.func, ast.Attribute) and call.func.attr == "module"
-        if past and comes_from(s, call.func.value, *WRAPPERS):
+    parts = {one for call in methods(s, "backward") for one in s.origins(call.func.value, deep=True)}
+    for call in parts & {*s.calls}:  # all that takes part in a loss
+        if getattr(call.func, "attr", "") == "module" and comes_from(s, call.func.value, *WRAPPERS):
             yield call, "the module inside the wrapper is called: call the wrapper"
-        elif inner & set(s.origins(call.func)) and not comes_from(s, call.func, *WRAPPERS):
-            yield call, "the model is called, not its wrapper"
+        for one in [call.func, *(call.args if s.callees(call) else [])]:
+            plain = isinstance(one, ast.Name | ast.Attribute) and inner & {*s.origins(one)}
+            if plain and not comes_from(s, one, *WRAPPERS):
+                yield call, "the model computes this loss, not its wrapper"
 
 
 def batchnorm(s: Script) -> Findings:

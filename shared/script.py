@@ -126,7 +126,7 @@ class Script:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value:
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value:
             self._assign(node.target, node.value)
         elif isinstance(node, ast.withitem) and node.optional_vars:
             self._assign(node.optional_vars, node.context_expr)

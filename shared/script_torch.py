@@ -14,12 +14,7 @@ COLLECTIVES = (
     *REDUCING,
     *("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "all_to_all"),
     *("all_to_all_single", "barrier", "monitored_barrier", "new_group", "init_process_group"),
-    *(
-        "destroy_process_group",
-        "async_save",
-        "save",
-        "load",
-    ),  # the last three of torch.distributed.checkpoint
+    *("destroy_process_group", "async_save", "save", "load"),  # three are of torch.distributed.checkpoint
 )
 OF_SHARED = (
     *("process_group", "print_in_rank_order", "assert_same_on_every_rank", "take_from_rank_0"),
