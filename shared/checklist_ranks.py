@@ -108,7 +108,11 @@ def talk(s: Script) -> Findings:
     loud = [one for one in s.calls if s.name(one.func) in NOISY and not s.callees(one)]
     loud = [one for one in loud if not argument(s, one, "disable") and not any(map(names_rank, one.args))]
     for call in loud:
-        if not on_one_rank(s, call):
+        mains = [
+            one for one in s.above(call) if isinstance(one, ast.If) and "__name__" in ast.unparse(one.test)
+        ]
+        launching = mains and s.find("spawn")  # before there are ranks
+        if not launching and not on_one_rank(s, call):
             yield call, "every rank speaks: let rank 0 do it, or say which rank it is"
 
 

@@ -60,6 +60,7 @@ def test_a_planted_fault_is_found_and_nothing_else(fault: Fault, lab: ModuleType
 
 def test_each_rule_asks_and_has_a_planted_fault(lab: ModuleType):
     assert {rule.__name__ for rule in lab.RULES} == {fault.rule for fault in FAULTS}
+    assert len(FAULTS) > 40
     for rule in lab.RULES:
         question, _, otherwise = rule.__doc__.partition("? Else ")
         assert question and otherwise.endswith(".")
@@ -129,6 +130,12 @@ def test_what_cannot_be_read_is_told_in_one_line(content: bytes | None, told: st
     code, lines = check(script)
     assert (code, len(lines)) == (2, 1)
     assert lines[0].startswith(told)
+
+
+def test_it_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; import runpy"
+    done = python("-c", f"{code}; runpy.run_path(sys.argv[0], run_name='__main__')", LAB)
+    assert done.returncode == 0, done.stdout
 
 
 def test_it_lists_its_questions(lab: ModuleType):

@@ -86,6 +86,12 @@ def test_meetings_of_some_ranks(body: str, expected: list[str], lab: ModuleType)
     assert rules_of(source, lab) == expected
 
 
+@pytest.mark.parametrize(("starts", "expected"), [("mp.spawn(main)", []), ("main()", ["talk"])])
+def test_a_launcher_may_speak(starts: str, expected: list[str], lab: ModuleType):
+    source = WELL.replace("    main()\n", f"    print('starting')\n    {starts}\n")
+    assert rules_of(f"import torch.multiprocessing as mp\n{source}", lab) == expected
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
