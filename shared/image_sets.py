@@ -1,9 +1,11 @@
 """Images to train and to test with, as data sets for a ``DataLoader``. Taught in lesson 10."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 
@@ -23,6 +25,8 @@ class ImageSets(NamedTuple):
 def load_image_sets(name: str, side: int = 64, augment: bool = False) -> ImageSets:
     """Data sets whose items are (float32 image (channels, side, side), label).
 
+    In a process group all ranks must call it: rank 0 comes first, since it may have to download MNIST.
+
     Args:
         name: ``digits`` or ``mnist`` as in ``load_images``; ``synthetic``, random RGB images of 1,000
             classes; or the path of a folder that holds ``train/CLASS/*.png`` and ``test/CLASS/*.png``.
@@ -37,10 +41,21 @@ def load_image_sets(name: str, side: int = 64, augment: bool = False) -> ImageSe
         y = torch.arange(64) * 15
         return ImageSets(_TensorImages(x, y, augment, times=100), _TensorImages(x, y), 3, 1000)
     if name in ("digits", "mnist"):
-        images = load_images(name)
+        images = _rank_0_first(load_images, name)
         train = _TensorImages(images.train_x, images.train_y, augment)
         return ImageSets(train, _TensorImages(images.test_x, images.test_y), 1, 10)
     return _folder(Path(name).expanduser(), side, augment)
+
+
+def _rank_0_first(function: Callable, *args):
+    if not dist.is_initialized():
+        return function(*args)
+    if dist.get_rank() != 0:
+        dist.barrier()
+    result = function(*args)
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return result
 
 
 def random_shift(image: torch.Tensor) -> torch.Tensor:

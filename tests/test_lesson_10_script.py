@@ -10,6 +10,7 @@ import torch
 from shared.checkpoint import load_checkpoint
 from tests.helpers import ROOT, environment, python, torchrun, torchrun_command
 from tests.processes import SleepingLab, wait_until
+from tests.test_data import write_idx
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 
@@ -81,3 +82,18 @@ def test_ctrl_c_leaves_no_process_and_a_whole_checkpoint(tmp_path: Path):
     finally:
         lab.end()
     assert len(load_checkpoint(path)["history"]) >= 1
+
+
+@pytest.mark.slow
+def test_mnist_is_trained_on(tmp_path: Path):
+    """On six images, which lie where MNIST was downloaded before."""
+    raw = tmp_path / ".cache" / "rank-by-rank" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 6), ("t10k", 3)):
+        write_idx(
+            raw / f"{part}-images-idx3-ubyte", torch.arange(count * 28 * 28).reshape(count, 28, 28) % 256
+        )
+        write_idx(raw / f"{part}-labels-idx1-ubyte", torch.arange(count) % 10)
+    done = torchrun(TRAIN, "--dataset", "mnist", "--batch-size", "2", "--epochs", "1", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert "of 3 images right" in done.stdout
