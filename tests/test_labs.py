@@ -81,6 +81,16 @@ def test_a_faulty_lab_is_found(old: str, new: str, expected: str, tmp_path: Path
     assert [expected in problem for problem in problems] == [True]
 
 
+def test_only_a_launch_variant_imports_the_training_script(tmp_path: Path):
+    for name, imported, problems in (
+        ("lab_10_launch_spawn.py", "lab_10_train", 0),
+        ("lab_10_launch_spawn.py", "lab_10_claims", 1),
+        ("lab_10_claims.py", "lab_10_train", 1),
+    ):
+        (tmp_path / name).write_text(f"from {imported} import main\n", encoding="utf-8")
+        assert len(labs.import_problems(tmp_path / name)) == problems
+
+
 def test_a_lab_without_torchrun_is_told_apart(tmp_path: Path):
     assert labs.starts_with_torchrun(lab_with(tmp_path))
     assert not labs.starts_with_torchrun(lab_with(tmp_path, "Run it:      torchrun", "Run it:      python"))

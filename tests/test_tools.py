@@ -105,6 +105,12 @@ def test_each_marked_block_becomes_one_line():
     assert stub_of(solution) == f"a\n    {todo}\nd\n{todo}\n"
 
 
+def test_a_stub_may_be_what_was_found():
+    solution = "a\n# solution: begin\nb\n# solution: found\n# if c:\n#     d  # note\n# solution: end\ne\n"
+    assert stub_of(solution) == "a\nif c:\n    d  # note\ne\n"
+    assert stub_of("a\n    # solution: begin\n    b\n    # solution: found\n    # solution: end\n") == "a\n"
+
+
 def test_lessons_are_read_in_order(tmp_path: Path):
     root = make_course(tmp_path / "course", "92", "07", "15")
     assert [lesson.number for lesson in lessons.read_lessons(root)] == ["07", "15", "92"]

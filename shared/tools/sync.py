@@ -1,7 +1,7 @@
 """``make sync``: bring everything that is derived from the notebooks up to date, without running anything.
 
 - ``labs/lab_*.py`` and ``labs/exercise_*.py`` from the ``%%writefile`` cells.
-- The stub in an exercise's cell from its solution: what stands between the marks becomes one ``raise``.
+- The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
 - The README's picture, from the output of the cell tagged ``readme``.
 """
@@ -16,22 +16,27 @@ import nbformat
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons, written_files
 
-BEGIN, END = "# solution: begin", "# solution: end"
+BEGIN, FOUND, END = "# solution: begin", "# solution: found", "# solution: end"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
 MAP = "00_start_here.ipynb#Map-of-the-course"
 
 
 def stub_of(solution: str) -> str:
-    """What a reader starts from: each marked block of the solution becomes ``raise NotImplementedError``."""
-    lines, inside = [], False
+    """What a reader starts from: each marked block of the solution becomes ``raise NotImplementedError``.
+
+    A block with a line ``# solution: found`` becomes the comments below that line, as code.
+    """
+    lines, begin, found = [], None, False
     for line in solution.splitlines():
         if line.strip() == BEGIN:
-            inside = True
+            begin = len(lines)
             lines.append(line.replace(BEGIN, "raise NotImplementedError  # your turn: replace this line"))
+        elif line.strip() == FOUND:
+            lines[begin:], found = [], True
         elif line.strip() == END:
-            inside = False
-        elif not inside:
-            lines.append(line)
+            begin, found = None, False
+        elif found or begin is None:
+            lines.append(line.replace("# ", "", 1) if found else line)
     return "\n".join(lines) + "\n"
 
 
