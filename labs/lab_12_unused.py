@@ -28,6 +28,7 @@ class Config:
 
 
 UNUSED = ("Expected to have finished reduction", "did not receive grad", ": 2 3", "DEBUG to either INFO")
+CHANGED = ("Your training graph has changed in this iteration",)
 WAYS = {
     "both layers used": {},
     "second frozen": {},
@@ -50,7 +51,7 @@ class TwoPaths(nn.Module):
 
 
 def build(group: Group) -> TwoPaths:
-    torch.manual_seed(1)  # the same on each rank
+    torch.manual_seed(1)
     return TwoPaths().to(group.device)
 
 
@@ -73,8 +74,7 @@ def expect_error(texts: Sequence[str], function: Callable) -> None:
 
 def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
     """{way: bytes of each all-reduce in a step}. The second layer is used in the first way only."""
-    strict = DistributedDataParallel(build(group))
-    loss_of(strict, False, group.rank, group).backward()
+    loss_of(strict := DistributedDataParallel(build(group)), False, group.rank, group).backward()
     expect_error(UNUSED, lambda: loss_of(strict, False, group.rank, group))  # in the next forward
     print_on_rank_0("no option: forward of the next step raises, and names parameters 2 and 3")
 
@@ -104,21 +104,22 @@ def in_turns(cfg: Config, group: Group) -> None:
     """The second layer is used on rank 0 only, or in the second step only."""
     alone, n = build(group), group.world_size
     sum(loss_of(alone, part == 0, part, group) / n for part in range(n)).backward()
-    ddp = DistributedDataParallel(build(group), find_unused_parameters=True)
+    model = build(group)
+    model.spare = nn.Linear(1, 1).to(group.device)  # used by nobody: its gradient stays None
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
     loss_of(ddp, group.rank == 0, group.rank, group).backward()
     assert_all_equal("used on rank 0 only", gradients(ddp), gradients(alone), cfg.tolerance)
     print_on_rank_0("find_unused_parameters: used on rank 0 only, all ranks get its gradient, divided by all")
 
     ddp = DistributedDataParallel(build(group), static_graph=True)
     loss_of(ddp, False, group.rank, group).backward()
-    changed = "Your training graph has changed in this iteration"
-    expect_error([changed], lambda: loss_of(ddp, True, group.rank, group).backward())
+    expect_error(CHANGED, lambda: loss_of(ddp, True, group.rank, group).backward())
     print_on_rank_0("static_graph: used in the second step only, which raises")
 
 
 def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
     """8 micro-batches, one gradient. {way: bytes of each all-reduce}."""
-    k, found, alone, n = cfg.micro_batches, {}, build(group), group.world_size
+    k, n, alone, found = cfg.micro_batches, group.world_size, build(group), {}
     sum(loss_of(alone, True, part, group) / (k * n) for part in range(k * n)).backward()
     for way in ("synchronized", "no_sync", "no_sync, forward outside"):
         ddp = DistributedDataParallel(build(group))
@@ -140,9 +141,9 @@ def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        found = unused(cfg, group)
+        found = {"unused": unused(cfg, group)}
         in_turns(cfg, group)
-        record_results("lab_12_unused", {"unused": found, "accumulation": accumulation(cfg, group)})
+        record_results("lab_12_unused", found | {"accumulation": accumulation(cfg, group)})
 
 
 if __name__ == "__main__":
