@@ -1,0 +1,150 @@
+"""What Join does to optimizers: SGD's momentum stays behind on some ranks, ZeRO steps with old gradients.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_optimizer.py
+Written by:  notebooks/12_uneven_inputs.ipynb
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.errors import CourseError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.report import print_on_rank_0
+
+
+@dataclass(frozen=True)
+class Config:
+    inputs: int = 5  # batches on rank 0; rank r has r more
+    even: int = 3  # batches on each rank afterwards
+    learning_rate: float = 0.5
+    tolerance: float = 1e-12  # float64
+    apart: float = 1e-5  # what differs, differs by more
+
+
+class SameState(Joinable, JoinHook):
+    """Gives all ranks the momentum of the rank that ran out last. It is its own hook."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        super().__init__()
+        self.optimizer, self.device = optimizer, device
+
+    def join_hook(self, **kwargs) -> JoinHook:
+        return self
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Collective: Join calls it once on each rank, when no rank has inputs. Several may be last."""
+        last = torch.tensor(dist.get_rank() if is_last_joiner else -1, device=self.device)
+        dist.all_reduce(last, op=dist.ReduceOp.MAX)
+        for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
+            state = self.optimizer.state[parameter]
+            state.setdefault("momentum_buffer", torch.zeros_like(parameter))  # a rank without any input
+            dist.broadcast(state["momentum_buffer"], src=int(last))
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return dist.group.WORLD
+
+
+def build(device: torch.device) -> nn.Module:
+    torch.manual_seed(4)  # the same start on each rank; 8 parameters, one for each of 8 ranks
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)], nn.Linear(8, 4)).double().to(device)
+
+
+def loss_of(model: nn.Module, step: int, rank: int, device: torch.device) -> torch.Tensor:
+    """The mean loss of the data that are this rank's in this step: (16, 8) random numbers."""
+    x = torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(8 * step + rank))
+    return model(x.to(device)).sigmoid().square().mean()
+
+
+def reference(steps: int, owners: list[int] | None, cfg: Config, group: Group) -> list[torch.Tensor]:
+    """One process. Each step's loss is the sum of those of the ranks with inputs, divided by all ranks.
+
+    With ``owners``, the ranks that keep each parameter's momentum, it makes ZeRO's mistake: as long as its
+    owner is without inputs, a parameter steps with the last gradient from before.
+    """
+    model, n = build(group.device), group.world_size
+    optimizer = torch.optim.SGD(model.parameters(), cfg.learning_rate, momentum=0.9)
+    old: dict[int, torch.Tensor] = {}
+    for step in range(steps):
+        has_inputs = [step < cfg.inputs + rank or step >= cfg.inputs + n - 1 for rank in range(n)]
+        optimizer.zero_grad()
+        sum(loss_of(model, step, r, group.device) / n for r in range(n) if has_inputs[r]).backward()
+        for index, parameter in enumerate(model.parameters()):
+            if owners and not has_inputs[owners[index]]:
+                parameter.grad = old[index]
+            old[index] = parameter.grad.clone()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def compare(model: nn.Module, truth: list[torch.Tensor]) -> tuple[bool, float]:
+    """(are all ranks' parameters equal bit for bit, their largest difference to ``truth``). Collective."""
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    dist.broadcast(from_rank_0 := mine.clone(), src=0)
+    off = (mine - torch.cat([p.flatten() for p in truth])).abs().max()
+    worst = torch.stack([(mine != from_rank_0).any().to(off.dtype), off])
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return not worst[0].item(), worst[1].item()
+
+
+def train(way: str, cfg: Config, group: Group) -> list[tuple[bool, float]]:
+    """Train on uneven inputs under Join, then on even ones; ``compare`` with one process after each."""
+    ddp, n = DistributedDataParallel(build(group.device)), group.world_size
+    parameters, owners = list(ddp.parameters()), None
+    optimizer = torch.optim.SGD(parameters, cfg.learning_rate, momentum=0.9)
+    joinables = [ddp, SameState(optimizer, group.device)] if way == "SGD, same state" else [ddp]
+    if way.startswith("ZeRO"):
+        optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=cfg.learning_rate, momentum=0.9)
+        joinables = [ddp, optimizer]
+        mine, keeps = {id(p) for g in optimizer.optim.param_groups for p in g["params"]}, [None] * n
+        dist.all_gather_object(keeps, [id(p) in mine for p in parameters])
+        if way == "ZeRO, same mistake":
+            owners = [kept_by.index(True) for kept_by in zip(*keeps, strict=True)]
+
+    def train_on(steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(ddp, step, group.rank, group.device).backward()
+            optimizer.step()
+
+    uneven = cfg.inputs + n - 1
+    with Join(joinables):
+        train_on(range(cfg.inputs + group.rank))
+    found = compare(ddp, reference(uneven, owners, cfg, group))
+    train_on(range(uneven, uneven + cfg.even))
+    return [found, compare(ddp, reference(uneven + cfg.even, owners, cfg, group))]
+
+
+# after Join and after the even steps: (are the ranks equal, are they as one process)
+EXPECTED = {
+    "SGD": ((True, True), (False, False)),
+    "SGD, same state": ((True, True), (True, True)),
+    "ZeRO": ((True, False), (True, False)),
+    "ZeRO, same mistake": ((True, True), (True, True)),
+}
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        for way, expected in EXPECTED.items():
+            for moment, found, wanted in zip(("Join", "more"), train(way, cfg, group), expected, strict=True):
+                equal, off = found
+                if (equal, off <= cfg.tolerance) != wanted or cfg.tolerance < off < cfg.apart:
+                    raise CourseError(f"{way}, after {moment}: {found}, which is not what this lab shows")
+                one = "equal to one process" if off <= cfg.tolerance else f"off by {off:.0e}"
+                print_on_rank_0(f"{way:18} after {moment:4}: ranks {'equal' if equal else 'differ'}, {one}")
+
+
+if __name__ == "__main__":
+    run(main, Config())

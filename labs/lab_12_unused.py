@@ -1,0 +1,150 @@
+"""Parameters that the loss does not use, and no_sync: what each way costs, in all-reduces and bytes.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_unused.py
+Written by:  notebooks/12_uneven_inputs.ipynb
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.errors import CourseError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.launched import all_reduces
+from shared.parity import assert_all_equal, gradients
+from shared.report import print_on_rank_0
+from shared.results import record_results
+
+
+@dataclass(frozen=True)
+class Config:
+    micro_batches: int = 8
+    tolerance: float = 1e-12  # float64
+
+
+UNUSED = ("Expected to have finished reduction", "did not receive grad", ": 2 3", "DEBUG to either INFO")
+CHANGED = ("Your training graph has changed in this iteration",)
+WAYS = {
+    "both layers used": {},
+    "second frozen": {},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "static_graph": {"static_graph": True},
+}
+
+
+class TwoPaths(nn.Module):
+    """Two layers, of which forward uses the first or both: (batch, 64) to (batch, 64), float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always = nn.Linear(64, 64, dtype=torch.float64)
+        self.sometimes = nn.Linear(64, 64, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        x = torch.tanh(self.always(x))
+        return torch.tanh(self.sometimes(x)) if both else x
+
+
+def build(group: Group) -> TwoPaths:
+    torch.manual_seed(1)
+    return TwoPaths().to(group.device)
+
+
+def loss_of(model: nn.Module, both: bool, part: int, group: Group) -> torch.Tensor:
+    """The mean loss of part 0, 1, 2, ... of the data: (16, 64) random numbers each."""
+    x = torch.randn(16, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(part))
+    return model(x.to(group.device), both).square().mean()
+
+
+def expect_error(texts: Sequence[str], function: Callable) -> None:
+    """Call ``function``, which must raise an error that holds these texts."""
+    said = "no error"
+    try:
+        function()
+    except RuntimeError as error:
+        said = str(error)
+    if not all(text in said for text in texts):
+        raise CourseError(f"expected {texts}, but: {said}")
+
+
+def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
+    """{way: bytes of each all-reduce in a step}. The second layer is used in the first way only."""
+    loss_of(strict := DistributedDataParallel(build(group)), False, group.rank, group).backward()
+    expect_error(UNUSED, lambda: loss_of(strict, False, group.rank, group))  # in the next forward
+    print_on_rank_0("no option: forward of the next step raises, and names parameters 2 and 3")
+
+    found, n = {}, group.world_size
+    for way, option in WAYS.items():
+        model, alone, both = build(group), build(group), way == "both layers used"
+        model.sometimes.requires_grad_(way != "second frozen")
+        ddp = DistributedDataParallel(model, **option)
+
+        def step(ddp=ddp, both=both) -> None:
+            ddp.zero_grad()
+            loss_of(ddp, both, group.rank, group).backward()
+
+        for _ in range(3):  # in the first steps DDP settles its buckets
+            step()
+        found[way] = all_reduces(step)
+        sum(loss_of(alone, both, part, group) / n for part in range(n)).backward()
+        assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)  # where one has none, both
+        print_on_rank_0(f"{way:24}all-reduces in a step, in bytes: {found[way]}")
+
+    whole, used_map = 8 * sum(p.numel() for p in alone.parameters()), 4 * len(list(alone.parameters()))
+    assert list(found.values()) == [[whole], [whole // 2], [whole, used_map], [whole]], found
+    return found
+
+
+def in_turns(cfg: Config, group: Group) -> None:
+    """The second layer is used on rank 0 only, or in the second step only."""
+    alone, n = build(group), group.world_size
+    sum(loss_of(alone, part == 0, part, group) / n for part in range(n)).backward()
+    model = build(group)
+    model.spare = nn.Linear(1, 1).to(group.device)  # used by nobody: its gradient stays None
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    loss_of(ddp, group.rank == 0, group.rank, group).backward()
+    assert_all_equal("used on rank 0 only", gradients(ddp), gradients(alone), cfg.tolerance)
+    print_on_rank_0("find_unused_parameters: used on rank 0 only, all ranks get its gradient, divided by all")
+
+    ddp = DistributedDataParallel(build(group), static_graph=True)
+    loss_of(ddp, False, group.rank, group).backward()
+    expect_error(CHANGED, lambda: loss_of(ddp, True, group.rank, group).backward())
+    print_on_rank_0("static_graph: used in the second step only, which raises")
+
+
+def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
+    """8 micro-batches, one gradient. {way: bytes of each all-reduce}."""
+    k, n, alone, found = cfg.micro_batches, group.world_size, build(group), {}
+    sum(loss_of(alone, True, part, group) / (k * n) for part in range(k * n)).backward()
+    for way in ("synchronized", "no_sync", "no_sync, forward outside"):
+        ddp = DistributedDataParallel(build(group))
+
+        def step(ddp=ddp, way=way) -> None:
+            for micro in range(k):
+                sync = way == "synchronized" or micro == k - 1
+                with nullcontext() if sync or way.endswith("outside") else ddp.no_sync():
+                    loss = loss_of(ddp, True, group.rank * k + micro, group) / k
+                with nullcontext() if sync else ddp.no_sync():
+                    loss.backward()
+
+        found[way] = all_reduces(step)
+        assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)
+        print_on_rank_0(f"{way:26}{len(found[way])} all-reduces, {sum(found[way]):,} bytes")
+    assert [len(calls) for calls in found.values()] == [k, 1, k], found
+    return found
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group:
+        found = {"unused": unused(cfg, group)}
+        in_turns(cfg, group)
+        record_results("lab_12_unused", found | {"accumulation": accumulation(cfg, group)})
+
+
+if __name__ == "__main__":
+    run(main, Config())

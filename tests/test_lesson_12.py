@@ -1,0 +1,90 @@
+"""Lesson 12: all-reduces are found where they are, and its labs notice planted faults."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from shared.errors import CourseError
+from tests.helpers import ROOT, SCRIPTS, torchrun
+
+PLANTED = {
+    "the state of rank 0, not of the last": (
+        "lab_12_optimizer.py",
+        'dist.broadcast(state["momentum_buffer"], src=int(last))',
+        'dist.broadcast(state["momentum_buffer"], src=0)',
+        "SGD, same state, after more: (True, ",
+    ),
+    "a metric that does not answer": (
+        "lab_12_join.py",
+        "hook.main_hook = lambda: self.reduce(0.0, 0)",
+        "hook.main_hook = lambda: self.reduce(1.0, 1)",
+        "the metric holds",
+    ),
+    "no no_sync": ("lab_12_unused.py", "ddp.no_sync()", "nullcontext()", "AssertionError"),
+    "divided once more": ("lab_12_unused.py", "/ k\n", "/ k / k\n", "synchronized always."),
+}
+
+
+@pytest.fixture(scope="module")
+def skew():
+    spec = importlib.util.spec_from_file_location("lab_12_skew", ROOT / "labs" / "lab_12_skew.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def recorded() -> list[list[dict]]:
+    """Two ranks, two steps of 1 s; rank 1 is ready later."""
+    steps = [
+        [{"began": 0.0, "ready": 0.2, "done": 1.1}, {"began": 1.1, "ready": 1.3, "done": 2.1}],
+        [{"began": 0.0, "ready": 1.0, "done": 1.1}, {"began": 1.1, "ready": 2.0, "done": 2.1}],
+    ]
+    return copy.deepcopy(steps)
+
+
+def test_true_times_pass(skew):
+    skew.check_order("run", recorded(), every=1, at_least_s=2.0)
+
+
+def test_a_rank_that_did_not_wait_is_found(skew):
+    steps = recorded()
+    steps[0][1]["done"] = 1.9
+    with pytest.raises(CourseError, match="run, step 1: a rank was done before the last one was ready"):
+        skew.check_order("run", steps, every=1, at_least_s=2.0)
+    skew.check_order("run", steps[::-1], every=3, at_least_s=2.0)  # nothing to wait for
+
+
+def test_a_run_that_was_too_fast_is_found(skew):
+    with pytest.raises(CourseError, match=r"run: 2.100 s, but the sleeps alone take 2.200 s"):
+        skew.check_order("run", recorded(), every=1, at_least_s=2.2)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, 0.48), (2, 0.28)])
+def test_the_rule_on_paper(skew, every: int, expected: float):
+    cfg = skew.Config(rounds=2, fast_s=0.02, slow_s=0.12)
+    assert skew.least_s(skew.in_turns, every, cfg, ranks=2) == pytest.approx(expected)
+    assert skew.least_s(skew.always_one, every, cfg, ranks=2) == pytest.approx(0.48)
+
+
+@pytest.mark.slow
+def test_all_reduces_are_found():
+    done = torchrun(SCRIPTS / "launched.py")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    for rank in range(2):
+        for what in ("by hand [400, 24]", "nothing []", f"DDP [{44 * 8}]"):
+            assert f"[rank {rank}] {what}" in lines, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lab", "old", "new", "expected"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_found(lab: str, old: str, new: str, expected: str, tmp_path: Path):
+    text = (ROOT / "labs" / lab).read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / lab
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    done = torchrun(path)
+    assert done.returncode == 1
+    assert expected in done.stdout
