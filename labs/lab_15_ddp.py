@@ -81,14 +81,14 @@ def arguments(devices: TwoDevices) -> dict[str, str]:
         return answer(lambda: DDP(ToyMpModel(devices), **options))
 
     said = {
-        "device_ids=None, output_device=None": wrap(),
-        "device_ids=[first]": wrap(device_ids=[first]),
-        "device_ids=[first, second]": wrap(device_ids=[first, second]),
-        "output_device=second": wrap(output_device=second),
-        "output_device=0": wrap(output_device=0),
+        "DDP(model)": wrap(),
+        "DDP(model, device_ids=[first])": wrap(device_ids=[first]),
+        "DDP(model, device_ids=[first, second])": wrap(device_ids=[first, second]),
+        "DDP(model, output_device=second)": wrap(output_device=second),
+        "DDP(model, output_device=0)": wrap(output_device=0),
     }
     half = nn.Sequential(nn.Linear(4, 4, device=devices.first), nn.Linear(4, 4, device="meta"))
-    said["a model on two kinds of devices"] = answer(lambda: DDP(half))
+    said["DDP(a model on two kinds of devices)"] = answer(lambda: DDP(half))
     return said
 
 
@@ -126,7 +126,7 @@ def main(cfg: Config) -> None:
     said = arguments(devices)
     check(said)
     for what, text in said.items():
-        print_on_rank_0(f"{what}: {text.split(', but got')[0]}")
+        print_on_rank_0(f"{what}\n    {text.split(', but')[0]}")
     record_results("lab_15_ddp", {"devices": list(devices.numbers), "said": said})
     dist.barrier()
     dist.destroy_process_group()

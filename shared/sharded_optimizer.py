@@ -44,7 +44,6 @@ class ShardedOptimizer(shards.WholeState):
         self.load = [0] * self.ranks  # bytes of the parameters that learn, by owner
         self.mean: dict[torch.Tensor, torch.Tensor] = {}  # stage 2: averaged gradients of own parameters
         self.seen, self.arrived, self.hooked, self.turn = set(), set(), set(), 0
-        self.inner = self.whole = None
         super().__init__(params, {})
         self._assign(params_of(self.param_groups))
         self.inner = optimizer_class([self._own(group) for group in self.param_groups], **options)

@@ -1,4 +1,4 @@
-# rejected: a transformer, 4 ranks: rank
+# rejected: a net that widens, 2 ranks: rank 1 owns
 """Cuts the list of parameters into pieces of equal length."""
 
 import torch
