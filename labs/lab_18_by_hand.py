@@ -63,9 +63,9 @@ class Sharded:
 
 
 def build_model(group: Group) -> nn.Module:
-    """The same on each rank, in float64."""
+    """The same on each rank, in float64: 1,626 parameters, which 4 does not divide."""
     torch.manual_seed(18)
-    return ConvNet(channels=8).double().to(group.device)
+    return ConvNet(channels=4).double().to(group.device)
 
 
 reference = build_model  # one process trains it on the whole batch, with the whole optimizer

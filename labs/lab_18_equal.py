@@ -18,7 +18,7 @@ from shared.group import Group, process_group
 from shared.lab import run
 from shared.models import AwkwardNet
 from shared.parity import assert_all_equal, assert_equal, assert_same_on_every_rank, parameters
-from shared.report import print_in_rank_order, print_on_rank_0
+from shared.report import print_on_rank_0
 from shared.results import record_results
 from shared.sharded_optimizer import ShardedOptimizer
 from shared.side_by_side import loss_of
@@ -75,20 +75,20 @@ def compare(name: str, cfg: Config, group: Group) -> dict:
         (sum(loss_of(alone, data, r, step) for r in range(ranks)) / ranks).backward()
         plain.step()
         for way, optimizer in sharded.items():
-            loss_of(ddp if way == "torch" else nets[way], data, group.rank, step).backward()
-            if way == "ZeRO-2":
-                means = optimizer.mean
-                assert all(p.grad is None for p in nets[way].parameters()) and set(means) <= optimizer.mine
-                for p, q in zip(nets[way].parameters(), alone.parameters(), strict=True):
-                    if p in means and q.grad is not None:
-                        assert_equal(f"{way} gradient", means[p], q.grad, cfg.tolerance)
             with count_calls("all_reduce", "reduce", "broadcast") as counted:
+                loss_of(ddp if way == "torch" else nets[way], data, group.rank, step).backward()
+                if way == "ZeRO-2":
+                    check_means(optimizer, nets[way], alone, cfg.tolerance)
                 optimizer.step()
             calls[way] = dict(counted)
             what = f"{name}, {way}, step {step}"
             assert_all_equal(what, parameters(nets[way]), parameters(alone), cfg.tolerance)
             assert_same_on_every_rank(what, parameters(nets[way]))
 
+    assert calls["torch"]["broadcast"] == len(list(alone.parameters())), (
+        "torch sends each parameter by itself"
+    )
+    assert calls["ZeRO-2"]["reduce"] == len(ours["ZeRO-2"].buckets), "one reduce for each bucket, in backward"
     for way, optimizer in sharded.items():
         optimizer.consolidate_state_dict(to=0)
         if group.rank == 0:
@@ -97,6 +97,14 @@ def compare(name: str, cfg: Config, group: Group) -> dict:
         optimizer.load_state_dict(plain.state_dict())  # and back, from one process to N ranks
         assert set(optimizer.state) <= optimizer.mine, way
     return calls
+
+
+def check_means(optimizer: ShardedOptimizer, net: nn.Module, alone: nn.Module, tolerance: float) -> None:
+    """After a backward of stage 2: this rank has the means of its own gradients, and no other gradient."""
+    assert all(p.grad is None for p in net.parameters()) and set(optimizer.mean) <= optimizer.mine
+    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+        if p in optimizer.mean and q.grad is not None:
+            assert_equal("ZeRO-2 gradient", optimizer.mean[p], q.grad, tolerance)
 
 
 def same_state(what: str, ours: dict, plain: dict, tolerance: float) -> None:
@@ -116,7 +124,9 @@ def main(cfg: Config) -> None:
         for name in OPTIMIZERS:
             calls[name] = compare(name, cfg, group)
             print_on_rank_0(f"{name}: ours, torch's and the plain one equal after each of {cfg.steps} steps")
-        print_in_rank_order(f"collectives in the last step of Adam: {calls['Adam']}")
+        for way, counted in calls["Adam"].items():
+            made = ", ".join(f"{number} x {name}" for name, number in counted.items() if number)
+            print_on_rank_0(f"Adam, {way}: {made}")
         record_results("lab_18_equal", calls)
 
 

@@ -26,7 +26,7 @@ def test_it_equals_every_optimizer_of_torch():
         ("by_hand", "        ring_all_gather(self.flat, self.n)\n", "", "differs by"),
         ("by_hand", "if stage == 1:", "if True:", "AssertionError"),
         ("by_hand", "build([self.mine])", "build(self.params)", "Error"),
-        ("memory", "int(way[-1])", "1", "ZeRO-2, 1 ranks: gradients"),
+        ("memory", "int(way[-1])", "1", "ZeRO-2, 2 ranks: gradients"),
         (
             "memory",
             "net.parameters(), torch.optim.Adam, int",
