@@ -1,0 +1,119 @@
+"""ZeRO-1 and ZeRO-2 by hand, on one flat vector: equal to one process, every byte counted.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_by_hand.py
+Written by:  notebooks/18_sharded_optimizer.ipynb
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shared.data import load_images
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.models import ConvNet
+from shared.parity import assert_all_equal, assert_equal, parameters
+from shared.results import record_results
+from shared.ring import ring_all_gather, ring_reduce_scatter
+from shared.traffic import count_sent
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 5
+    batch: int = 840  # divides by 1 to 8
+    tolerance: float = 1e-12  # float64
+
+
+OPTIMIZERS = {
+    "Adam": lambda params: torch.optim.Adam(params, 0.01),
+    "SGD with momentum": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
+}
+
+
+class Sharded:
+    """A model in one flat vector, of which this rank, one of 0 .. n - 1, owns 1 / n.
+
+    ``flat`` has (n * chunk,) elements: all parameters, then zeros up to a multiple of n. The parameters are
+    views of it. ``mine`` is this rank's chunk, also a view, and all that the optimizer knows.
+    Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054, section 5.
+    """
+
+    def __init__(self, model: nn.Module, build, n: int, rank: int) -> None:
+        self.params, self.n = list(model.parameters()), n
+        self.sizes = [p.numel() for p in self.params]
+        self.padding = -sum(self.sizes) % n
+        self.flat = F.pad(torch.cat([p.detach().flatten() for p in self.params]), (0, self.padding))
+        for p, part in zip(self.params, self.flat.split([*self.sizes, self.padding]), strict=False):
+            p.data = part.view_as(p)
+        self.mine = nn.Parameter(self.flat.chunk(n)[rank])
+        self.optimizer = build([self.mine])
+
+    def step(self, stage: int) -> None:
+        """Stage 1 gives each rank all averaged gradients, stage 2 only those that its optimizer needs."""
+        gradient = F.pad(torch.cat([p.grad.flatten() for p in self.params]), (0, self.padding))
+        self.mine.grad = ring_reduce_scatter(gradient, self.n)  # the sum of my chunk, over all ranks
+        if stage == 1:
+            ring_all_gather(gradient, self.n)  # reduce-scatter + all-gather = all-reduce
+        self.mine.grad /= self.n
+        self.optimizer.step()  # writes into flat, and so into the parameters
+        ring_all_gather(self.flat, self.n)
+
+
+def build_model(group: Group) -> nn.Module:
+    """The same on each rank, in float64: 1,626 parameters, which 4 does not divide."""
+    torch.manual_seed(18)
+    return ConvNet(channels=4).double().to(group.device)
+
+
+reference = build_model  # one process trains it on the whole batch, with the whole optimizer
+
+
+def train(stage: int, name: str, n: int, cfg: Config, group: Group) -> dict:
+    """Train on ranks 0 .. n - 1 beside one process; return what this rank sent and holds."""
+    data = load_images("digits")
+    x = data.train_x[: cfg.batch].double().to(group.device)
+    y = data.train_y[: cfg.batch].to(group.device)
+    part = slice(group.rank, None, n)
+    model, alone = build_model(group), reference(group)
+    ours, plain = Sharded(model, OPTIMIZERS[name], n, group.rank), OPTIMIZERS[name](alone.parameters())
+    largest = 0.0
+    for step in range(cfg.steps):
+        for net, images, labels in ((model, x[part], y[part]), (alone, x, y)):
+            net.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+        with count_sent() as sent:
+            ours.step(stage)
+        plain.step()
+        what = f"stage {stage}, {name}, {n} ranks, step {step}:"
+        largest = max(largest, assert_all_equal(what, parameters(model), parameters(alone), cfg.tolerance))
+        whole = F.pad(torch.cat([p.grad.flatten() for p in alone.parameters()]), (0, ours.padding))
+        assert_equal(f"{what} gradient", ours.mine.grad, whole.chunk(n)[group.rank], cfg.tolerance)
+    chunk = ours.mine.nbytes
+    assert sent.bytes == (4 - stage) * (n - 1) * chunk and sent.calls == (4 - stage) * (n - 1), sent
+    state = [t for s in ours.optimizer.state.values() for t in s.values() if t is not None and t.dim()]
+    assert all(t.nbytes == chunk for t in state), "the state covers this rank's chunk and no more"
+    whole = sum(p.nbytes for p in alone.parameters())
+    return {"sent": sent.bytes, "calls": sent.calls, "state": sum(t.nbytes for t in state), "whole": whole}
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group:
+        rows = {}
+        for n in range(1, group.world_size + 1):
+            for stage in (1, 2):
+                for name in OPTIMIZERS:
+                    if group.rank < n:
+                        rows[f"{name}, ZeRO-{stage}, {n}"] = row = train(stage, name, n, cfg, group)
+                if group.rank == 0:
+                    print(
+                        f"{n} ranks, ZeRO-{stage}: equal to one process; a rank sends "
+                        f"{row['sent']:,} bytes per step in {row['calls']} messages"
+                    )
+        record_results("lab_18_by_hand", rows)
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,134 @@
+"""Our sharded optimizer and torch's, beside the plain one after every step, on a model that is awkward.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_equal.py
+Written by:  notebooks/18_sharded_optimizer.ipynb
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.calls import count_calls
+from shared.data import load_images
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.models import AwkwardNet
+from shared.parity import assert_all_equal, assert_equal, assert_same_on_every_rank, parameters
+from shared.report import print_on_rank_0
+from shared.results import record_results
+from shared.sharded_optimizer import ShardedOptimizer
+from shared.side_by_side import loss_of
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 6
+    tolerance: float = 1e-12  # float64
+    bucket_mb: float = 0.005  # a small net, and yet several buckets
+
+
+OPTIMIZERS = {
+    "Adam": (torch.optim.Adam, {"lr": 0.01}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.05}),  # looks at rows and columns of a whole matrix
+}
+
+
+def build(seed: int, group: Group) -> nn.Module:
+    """Tied, frozen and unused parameters, and a layer that only some ranks use."""
+    torch.manual_seed(seed)
+    return AwkwardNet().double().to(group.device)
+
+
+def groups_of(net: nn.Module) -> list[dict]:
+    """Two parameter groups, as is usual: biases do not decay."""
+    split = ([p for p in net.parameters() if p.dim() > 1], [p for p in net.parameters() if p.dim() == 1])
+    return [{"params": split[0], "weight_decay": 0.01}, {"params": split[1], "weight_decay": 0.0}]
+
+
+def reference(group: Group) -> nn.Module:
+    """One process starts from the model of rank 0's seed."""
+    return build(0, group)
+
+
+def compare(name: str, cfg: Config, group: Group) -> dict:
+    """Train four models side by side; all must stay equal. Returns how often each step calls a collective."""
+    kind, options = OPTIMIZERS[name]
+    data, ranks, calls = load_images("digits"), group.world_size, {}
+    alone = reference(group)
+    nets = {way: build(group.rank, group) for way in ("ZeRO-1", "ZeRO-2", "torch")}  # seeds differ by rank
+    ddp = DistributedDataParallel(nets["torch"], find_unused_parameters=True)  # torch's averages nothing
+    plain = kind(groups_of(alone), **options)
+    ours = {
+        way: ShardedOptimizer(groups_of(nets[way]), kind, int(way[-1]), bucket_mb=cfg.bucket_mb, **options)
+        for way in ("ZeRO-1", "ZeRO-2")
+    }
+    sharded = ours | {"torch": ZeroRedundancyOptimizer(groups_of(nets["torch"]), kind, **options)}
+    for step in range(cfg.steps):
+        for optimizer in (plain, *sharded.values()):
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] = options["lr"] / (1 + step)  # as a scheduler would
+        (sum(loss_of(alone, data, r, step) for r in range(ranks)) / ranks).backward()
+        plain.step()
+        for way, optimizer in sharded.items():
+            with count_calls("all_reduce", "reduce", "broadcast") as counted:
+                loss_of(ddp if way == "torch" else nets[way], data, group.rank, step).backward()
+                if way == "ZeRO-2":
+                    check_means(optimizer, nets[way], alone, cfg.tolerance)
+                optimizer.step()
+            calls[way] = dict(counted)
+            what = f"{name}, {way}, step {step}"
+            assert_all_equal(what, parameters(nets[way]), parameters(alone), cfg.tolerance)
+            assert_same_on_every_rank(what, parameters(nets[way]))
+
+    assert calls["torch"]["broadcast"] == len(list(alone.parameters())), (
+        "torch sends each parameter by itself"
+    )
+    assert calls["ZeRO-2"]["reduce"] == len(ours["ZeRO-2"].buckets), "one reduce for each bucket, in backward"
+    for way, optimizer in sharded.items():
+        optimizer.consolidate_state_dict(to=0)
+        if group.rank == 0:
+            same_state(f"{name}, {way}", optimizer.state_dict(), plain.state_dict(), cfg.tolerance)
+    for way, optimizer in ours.items():
+        optimizer.load_state_dict(plain.state_dict())  # and back, from one process to N ranks
+        assert set(optimizer.state) <= optimizer.mine, way
+    return calls
+
+
+def check_means(optimizer: ShardedOptimizer, net: nn.Module, alone: nn.Module, tolerance: float) -> None:
+    """After a backward of stage 2: this rank has the means of its own gradients, and no other gradient."""
+    assert all(p.grad is None for p in net.parameters()) and set(optimizer.mean) <= optimizer.mine
+    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+        if p in optimizer.mean and q.grad is not None:
+            assert_equal("ZeRO-2 gradient", optimizer.mean[p], q.grad, tolerance)
+
+
+def same_state(what: str, ours: dict, plain: dict, tolerance: float) -> None:
+    """The whole state, gathered from all ranks, is the plain optimizer's."""
+    assert ours["state"].keys() == plain["state"].keys(), what
+    assert [g["params"] for g in ours["param_groups"]] == [g["params"] for g in plain["param_groups"]], what
+    for number, state in plain["state"].items():
+        for key, value in state.items():
+            if torch.is_tensor(value):
+                assert_equal(f"{what}: {key} {number}", ours["state"][number][key], value.cpu(), tolerance)
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        calls = {}
+        for name in OPTIMIZERS:
+            calls[name] = compare(name, cfg, group)
+            print_on_rank_0(f"{name}: ours, torch's and the plain one equal after each of {cfg.steps} steps")
+        for way, counted in calls["Adam"].items():
+            made = ", ".join(f"{number} x {name}" for name, number in counted.items() if number)
+            print_on_rank_0(f"Adam, {way}: {made}")
+        record_results("lab_18_equal", calls)
+
+
+if __name__ == "__main__":
+    run(main, Config())
