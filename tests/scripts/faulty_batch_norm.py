@@ -14,10 +14,6 @@ LAB = Path(__file__).resolve().parents[2] / "labs" / "lab_10_sync_batch_norm.py"
 NORMALIZE = sync_batch_norm._Normalize
 
 
-def without_a_reduce(tensor: torch.Tensor, group: object = None) -> None:
-    """The sums stay those of this rank."""
-
-
 def biased(self, x: torch.Tensor) -> torch.Tensor:
     out, mean, var, _ = NORMALIZE.apply(x, self.weight, self.bias, self.eps, self.group)
     with torch.no_grad():
@@ -35,14 +31,15 @@ def talkative(self, x: torch.Tensor) -> torch.Tensor:
 FORWARD = sync_batch_norm.SyncBatchNorm.forward
 lab = runpy.run_path(str(LAB))
 if sys.argv[1] == "local gradient":
-    own = dist.all_reduce
 
     def backward(ctx, grad, *others):
-        dist.all_reduce = without_a_reduce
+        """The sums stay those of this rank."""
+        current = dist.all_reduce
+        dist.all_reduce = lambda tensor, group=None: current(tensor.clone(), group=group)
         try:
             return BACKWARD(ctx, grad, *others)
         finally:
-            dist.all_reduce = own
+            dist.all_reduce = current
 
     BACKWARD, NORMALIZE.backward = NORMALIZE.backward, staticmethod(backward)
 else:
