@@ -34,6 +34,14 @@ def load_images(name: str = "digits", folder: str | Path = "~/.cache/rank-by-ran
     raise InputError(f"data set {name!r} is unknown; use digits or mnist")
 
 
+def batch(
+    data: Images, step: int, size: int, device: torch.device, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels ``step * size`` and following of those to train; after the last comes the first."""
+    chosen = torch.arange(step * size, (step + 1) * size) % len(data.train_x)
+    return data.train_x[chosen].to(device, dtype), data.train_y[chosen].to(device)
+
+
 def _digits() -> Images:
     from sklearn.datasets import load_digits
 
