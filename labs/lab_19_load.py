@@ -78,7 +78,8 @@ def main(cfg: Config) -> None:
         model, _ = prepare(cfg.seed + 1 + group.rank, group, mesh)
         saved = load_checkpoint(folder / "whole.pt", group.device)["model"]
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, saved if group.rank == 0 else {}, options=options)
+        given = dict(saved) if group.rank == 0 else {}  # a copy: its tensors are replaced by slices
+        set_model_state_dict(model, given, options=options)
         assert_all_equal("whole file", whole(model), saved.items(), 0.0)
         print_on_rank_0(f"whole file of rank 0: loaded by {group.world_size} ranks, equal bit for bit")
 

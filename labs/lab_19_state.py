@@ -34,7 +34,7 @@ class Config:
     seed: int = 19
     steps: int = 3
     global_batch: int = 840  # divides by every world size up to 8
-    patience_s: float = 4.0  # how long a rank waits for the others in the collective that fails
+    patience_s: float = 5.0  # how long a rank waits for the others in FSDP's collectives
 
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # with both, only rank 0 gets it
@@ -93,8 +93,8 @@ def alone_in_a_gather(model: torch.nn.Module, group: Group, cfg: Config) -> str:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
-        kind, everybody = group.device.type, range(group.world_size)
-        model = shard(new_net(cfg, group), DeviceMesh(kind, everybody))
+        short = dist.new_group(timeout=timedelta(seconds=cfg.patience_s))  # for FSDP's own collectives
+        model = shard(new_net(cfg, group), DeviceMesh.from_group(short, group.device.type))
         mine = slice(group.rank, None, group.world_size)
         optimizer = train(model, mine, cfg, group)
 
@@ -116,13 +116,18 @@ def main(cfg: Config) -> None:
 
         # Old code saves model.state_dict() on rank 0.
         old = FullyShardedDataParallel(new_net(cfg, group), device_id=group.device)
-        for name, one in (("FSDP1", old), ("fully_shard", model)):
+        for name, one, expected in (("FSDP1", old, 1), ("fully_shard", model, 1 / group.world_size)):
             part = file_size(one.state_dict()) / file_size(new_net(cfg, group).state_dict())
-            print_on_rank_0(f"model.state_dict() of {name}: rank 0's file has {part:.2f} of the bytes")
+            print_on_rank_0(
+                f"model.state_dict() of {name}: a rank's file has {part:.1f} of the model's bytes"
+            )
+            if abs(part - expected) > 0.1:
+                raise CourseError(
+                    f"{name}: a rank's file was to have {expected:.2f} of the bytes, not {part:.2f}"
+                )
 
-        short = dist.new_group(timeout=timedelta(seconds=cfg.patience_s))
-        impatient = shard(new_net(cfg, group), DeviceMesh.from_group(short, kind))
-        print_in_rank_order(f"full_state_dict on rank 0 alone: {alone_in_a_gather(impatient, group, cfg)}")
+        said = alone_in_a_gather(model, group, cfg)
+        print_in_rank_order(f"full_state_dict on rank 0 alone: {said}")
 
 
 if __name__ == "__main__":
