@@ -121,13 +121,9 @@ def precision(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, float]:
         up.register_forward_hook(lambda layer, *_, dtype=dtype: whole.update({dtype: layer.weight.nbytes}))
         backward(model, group, cfg)
         assert {t.dtype for p in model.parameters() for t in (p, p.grad)} == {torch.float32}
-        errors = (
-            p.grad.full_tensor() - q.grad for p, q in zip(model.parameters(), alone.parameters(), strict=True)
-        )
-        squares = sum(e.square().sum() for e in errors)
-        off[str(dtype)] = (
-            squares.sqrt() / nn.utils.get_total_norm(p.grad for p in alone.parameters())
-        ).item()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        error = nn.utils.get_total_norm([p.grad.full_tensor() - q.grad for p, q in pairs])
+        off[str(dtype)] = (error / nn.utils.get_total_norm([p.grad for p in alone.parameters()])).item()
         print_on_rank_0(f"computed in {dtype}: a layer's whole weight has {whole[dtype]:,} bytes")
     assert whole[torch.float32] == 2 * whole[torch.bfloat16], whole
     assert off["torch.float32"] < 1e-5 < 1e-4 < off["torch.bfloat16"] < 0.05, off
