@@ -36,6 +36,14 @@ def load_images(name: str = "digits", folder: str | Path = "~/.cache/rank-by-ran
     raise InputError(f"data set {name!r} is unknown; use digits or mnist")
 
 
+def batch(
+    data: Images, step: int, size: int, device: torch.device, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels ``step * size`` and following of those to train; after the last comes the first."""
+    chosen = torch.arange(step * size, (step + 1) * size) % len(data.train_x)
+    return data.train_x[chosen].to(device, dtype), data.train_y[chosen].to(device)
+
+
 def _digits() -> Images:
     # sklearn.datasets.load_digits reads the same file, but to import it takes a second on every rank.
     package = Path(find_spec("sklearn").origin).parent

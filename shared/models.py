@@ -43,3 +43,30 @@ class AwkwardNet(nn.Module):
         if use_branch:
             x = x + torch.tanh(self.branch(x))
         return self.head(torch.tanh(self.second(x)))
+
+
+class Block(nn.Module):
+    """Two layers beside a shortcut: (batch, width) to (batch, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class BlockNet(nn.Module):
+    """A classifier of digits, built of equal blocks: (batch, 1, 8, 8) to (batch, 10) scores."""
+
+    def __init__(self, width: int = 48, blocks: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)

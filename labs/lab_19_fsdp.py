@@ -1,0 +1,150 @@
+"""FSDP of both generations equals one process after every step, on 1 to N ranks, and holds 1/N of its bytes.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_19_fsdp.py
+Written by:  notebooks/19_fsdp.ipynb
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.data import batch, load_images
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+from shared.models import Block, BlockNet
+from shared.parity import assert_all_equal
+from shared.report import print_on_rank_0
+from shared.results import record_results
+from shared.start_equal import take_from_rank_0
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 19
+    steps: int = 4
+    global_batch: int = 840  # divides by every world size up to 8
+    tolerance: float = 1e-12  # float64
+    slack: float = 0.03  # some ranks hold a row more than others, as a fraction of a share
+
+
+def ddp(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(net, process_group=mesh.get_group())
+
+
+def fsdp2(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
+    """From the inside out: each block is a unit, the root is one with what is left, first and last layer."""
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def fsdp1(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
+    """The policy says which modules become units. On a CPU it wants to be told the device."""
+    with warnings.catch_warnings(action="ignore" if mesh.size() == 1 else "default"):  # one rank: no shards
+        return FullyShardedDataParallel(
+            net,
+            process_group=mesh.get_group(),
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            device_id=next(net.parameters()).device,
+            use_orig_params=True,  # parameters keep their names
+        )
+
+
+def without_device_id() -> str:
+    """What FSDP1 says on a machine without a GPU when nobody tells it the device."""
+    try:
+        FullyShardedDataParallel(nn.Linear(2, 2))
+    except RuntimeError as error:
+        return str(error).partition(",")[0]
+    raise CourseError("FSDP1 was to ask for device_id")
+
+
+def unsharded(t: torch.Tensor) -> torch.Tensor:
+    """The whole of a DTensor, gathered from all ranks; any other tensor as it is."""
+    return t.full_tensor() if isinstance(t, DTensor) else t.detach()
+
+
+def whole(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and gradients as one process has them. Collective."""
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            for name, p in model.named_parameters():
+                yield from ((name, p.detach().clone()), (f"{name} gradient", p.grad.clone()))
+    else:
+        for name, p in model.named_parameters():
+            name = name.removeprefix("module.")
+            yield from ((name, unsharded(p)), (f"{name} gradient", unsharded(p.grad)))
+
+
+def stored(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages behind ``tensors``, each once. Of a DTensor only this rank's part lies there."""
+    storages = [(t.to_local() if isinstance(t, DTensor) else t).untyped_storage() for t in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes that this rank keeps from one step to the next."""
+    averages = ("exp_avg", "exp_avg_sq")
+    return {
+        "parameters": stored(model.parameters()),
+        "gradients": stored(p.grad for p in model.parameters() if p.grad is not None),
+        "Adam's averages": stored(state[key] for state in optimizer.state.values() for key in averages),
+    }
+
+
+def train(wrap, mesh: DeviceMesh, cfg: Config) -> dict[str, int]:
+    """Train beside one process that has the whole batch, and compare. Returns what this rank holds."""
+    device, n = torch.device(mesh.device_type), mesh.size()
+    torch.manual_seed(cfg.seed)
+    alone = BlockNet().double().to(device)
+    torch.manual_seed(cfg.seed + dist.get_rank())
+    net = BlockNet().double().to(device)  # another one on each rank
+    take_from_rank_0(net.parameters(), mesh.get_group())  # of the three, only DDP would do that itself
+    model, data = wrap(net, mesh), load_images("digits")
+    # Adam divides by the gradient's size plus eps: 1e-8 would enlarge rounding errors of tiny gradients.
+    ours, theirs = (torch.optim.Adam(m.parameters(), 1e-3, eps=1e-4) for m in (model, alone))
+    parts = (slice(dist.get_rank(), None, n), slice(None))
+    for step in range(cfg.steps):
+        x, y = batch(data, step, cfg.global_batch, device)
+        for one, optimizer, part in zip((model, alone), (ours, theirs), parts, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(one(x[part]), y[part]).backward()
+            optimizer.step()
+        what = f"{wrap.__name__}, {n} ranks, step {step}:"
+        assert_all_equal(what, whole(model), whole(alone), cfg.tolerance)
+    return held(model, ours)
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group:
+        rows = {}
+        if not torch.accelerator.is_available():
+            print_on_rank_0(f"FSDP1 without device_id: {without_device_id()}")
+        for n in range(1, group.world_size + 1):
+            mesh = DeviceMesh(group.device.type, range(n))  # all ranks call this, also those outside
+            if group.rank < n:
+                rows[n] = {wrap.__name__: train(wrap, mesh, cfg) for wrap in (ddp, fsdp2, fsdp1)}
+                everything = sum(rows[n]["ddp"].values())
+                for way in ("fsdp2", "fsdp1"):
+                    share = sum(rows[n][way].values()) * n / everything
+                    if abs(share - 1) > cfg.slack:
+                        raise CourseError(f"{way} on {n} ranks: {share:.3f} times 1/N of DDP's bytes")
+                sizes = ", ".join(f"{way} {sum(row.values()):,}" for way, row in rows[n].items())
+                print_on_rank_0(f"{n} ranks: all equal one process; bytes per rank: {sizes}")
+            dist.barrier()
+        record_results("lab_19_fsdp", {"rows": rows})
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,104 @@
+"""Load on another number of ranks what lab_19_state.py saved, and go on training.
+
+Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_19_load.py
+Written by:  notebooks/19_fsdp.ipynb
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from shared.checkpoint import load_checkpoint
+from shared.data import batch, load_images
+from shared.errors import InputError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.models import BlockNet
+from shared.parity import assert_all_equal, parameters
+from shared.report import print_in_rank_order, print_on_rank_0
+from shared.results import results_folder
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 19
+    saved_after: int = 3  # steps, as in lab_19_state.py
+    steps: int = 2  # more of them
+    global_batch: int = 840  # divides by every world size up to 8
+    tolerance: float = 1e-12  # float64
+
+
+def prepare(seed: int, group: Group, mesh: DeviceMesh | None) -> tuple[BlockNet, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = BlockNet().double().to(group.device)
+    if mesh is not None:
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    return net, torch.optim.Adam(net.parameters(), 1e-3, eps=1e-4)
+
+
+def train(model, optimizer, steps: range, part: slice, cfg: Config, group: Group) -> None:
+    for step in steps:
+        x, y = batch(load_images(), step, cfg.global_batch, group.device)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[part]), y[part]).backward()
+        optimizer.step()
+
+
+def reference(cfg: Config, group: Group) -> BlockNet:
+    """One process that was never interrupted."""
+    net, optimizer = prepare(cfg.seed, group, None)
+    train(net, optimizer, range(cfg.saved_after + cfg.steps), slice(None), cfg, group)
+    return net
+
+
+def whole(model: BlockNet) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p.full_tensor()) for name, p in model.named_parameters()]
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20) as group:
+        folder = results_folder() / "lab_19_state"
+        if not (folder / "slices" / ".metadata").exists():
+            raise InputError("there is nothing to load: run lab_19_state.py first")
+        mesh = init_device_mesh(group.device.type, (group.world_size,))
+
+        # The whole file: rank 0 reads it, the others get their slices from rank 0.
+        model, _ = prepare(cfg.seed + 1 + group.rank, group, mesh)
+        saved = load_checkpoint(folder / "whole.pt", group.device)["model"]
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        given = dict(saved) if group.rank == 0 else {}  # a copy: its tensors are replaced by slices
+        set_model_state_dict(model, given, options=options)
+        assert_all_equal("whole file", whole(model), saved.items(), 0.0)
+        print_on_rank_0(f"whole file of rank 0: loaded by {group.world_size} ranks, equal bit for bit")
+
+        # The slices: each rank reads what it needs, whoever wrote it.
+        model, optimizer = prepare(cfg.seed + 1 + group.rank, group, mesh)
+        state, averages = get_state_dict(model, optimizer)
+        dcp.load({"model": state, "optimizer": averages}, checkpoint_id=folder / "slices")
+        set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=averages)
+        assert_all_equal("slices", whole(model), saved.items(), 0.0)
+        files = len(list((folder / "slices").glob("*.distcp")))
+        rows = model.blocks[0].up.weight.to_local().shape[0]
+        print_in_rank_order(f"slices of {files} ranks: loaded, {rows} of 192 rows of a weight")
+
+        mine = slice(group.rank, None, group.world_size)
+        more = range(cfg.saved_after, cfg.saved_after + cfg.steps)
+        train(model, optimizer, more, mine, cfg, group)
+        assert_all_equal("after more steps", whole(model), parameters(reference(cfg, group)), cfg.tolerance)
+        print_on_rank_0(f"{cfg.steps} steps more: equal to one process that was never interrupted")
+
+
+if __name__ == "__main__":
+    run(main, Config())

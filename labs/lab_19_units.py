@@ -1,0 +1,135 @@
+"""What the choice of units does to the peak of memory, and to the number of collectives.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_units.py
+Written by:  notebooks/19_fsdp.ipynb
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shared.data import batch, load_images
+from shared.errors import CourseError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.models import BlockNet
+from shared.report import print_on_rank_0
+from shared.results import record_results
+
+
+@dataclass(frozen=True)
+class Config:
+    width: int = 96
+    blocks: int = 4
+    images: int = 4  # few per rank, so that activations hardly count
+
+
+class MemoryRecorder(TorchDispatchMode):
+    """Sees each operation of torch on this thread, backward and collectives included.
+
+    ``peak`` is the largest number of bytes, after any operation, in the storages that are alive. ``whole`` is
+    the same for those of ``model``'s parameters that are whole just then. ``calls`` counts operations by
+    name. gloo's own buffers, and what lies unused in the allocator, are not seen.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.peak, self.whole, self.calls = model, 0, 0, Counter()
+        self.alive = WeakIdKeyDictionary()  # forgets a storage when torch frees it
+        self._remember(tuple(model.parameters()))
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        self._remember((args, kwargs, result))
+        self.calls[operation.__name__.partition(".")[0]] += 1
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self.alive))
+        whole = (p for p in self.model.parameters() if not isinstance(p, DTensor))
+        self.whole = max(self.whole, sum(p.untyped_storage().nbytes() for p in whole))
+        return result
+
+    def _remember(self, tree) -> None:
+        for t in tree_leaves(tree):
+            if isinstance(t, torch.Tensor):
+                self.alive[(t.to_local() if isinstance(t, DTensor) else t).untyped_storage()] = None
+
+
+def one_unit(net: BlockNet) -> list[nn.Module]:
+    return []
+
+
+def one_per_block(net: BlockNet) -> list[nn.Module]:
+    return list(net.blocks)
+
+
+def one_per_layer(net: BlockNet) -> list[nn.Module]:
+    return [layer for block in net.blocks for layer in (block.up, block.down)]
+
+
+def size(module: nn.Module) -> int:
+    """Bytes of all parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def formula(choose, again: bool, cfg: Config) -> tuple[int, int, int]:
+    """(bytes of whole parameters held at most, all-gathers, reduce-scatters) of a step.
+
+    The root holds what no other unit holds, and stays whole from forward to backward in any case. Each
+    other unit is gathered for forward, and ``again`` for backward if it was freed in between.
+    """
+    net = BlockNet(cfg.width, cfg.blocks)
+    units = choose(net)
+    root = size(net) - sum(size(unit) for unit in units)
+    whole = root + max(map(size, units), default=0) if again else size(net)
+    return whole, 1 + (2 if again else 1) * len(units), 1 + len(units)
+
+
+def measure(model: nn.Module, group: Group, cfg: Config) -> MemoryRecorder:
+    """Record forward and backward of the second step; the first one prepares things."""
+    x, y = batch(load_images(), group.rank, cfg.images, group.device, torch.float32)
+    for _ in range(2):
+        model.zero_grad()
+        with MemoryRecorder(model) as recorder:
+            F.cross_entropy(model(x), y).backward()
+    return recorder
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        mesh, rows = init_device_mesh(group.device.type, (group.world_size,)), []
+        everything = size(BlockNet(cfg.width, cfg.blocks))
+        ddp = measure(DistributedDataParallel(BlockNet(cfg.width, cfg.blocks).to(group.device)), group, cfg)
+        print_on_rank_0(
+            f"DDP: peak {ddp.peak / everything:.2f} S, where S = {everything:,} bytes of parameters"
+        )
+        for choose in (one_unit, one_per_block, one_per_layer):
+            for again in (True, False):
+                model = BlockNet(cfg.width, cfg.blocks).to(group.device)
+                reshard = None if again else False  # None, the default, is True for all units but the root
+                for unit in choose(model):
+                    fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+                seen = measure(fully_shard(model, mesh=mesh, reshard_after_forward=reshard), group, cfg)
+                counted = seen.whole, seen.calls["_allgather_base_"], seen.calls["_reduce_scatter_base_"]
+                name = f"{choose.__name__.replace('_', ' ')}, reshard_after_forward={reshard}"
+                if counted != formula(choose, again, cfg):
+                    raise CourseError(f"{name}: {counted}, by the formula {formula(choose, again, cfg)}")
+                row = dict(zip(("whole", "all-gathers", "reduce-scatters"), counted, strict=True))
+                rows.append({"units": choose.__name__, "again": again, "peak": seen.peak} | row)
+                print_on_rank_0(
+                    f"{name:42} peak {seen.peak / everything:.2f} S, whole {seen.whole / everything:.2f} S, "
+                    f"{counted[1]:2} all-gathers, {counted[2]} reduce-scatters"
+                )
+        record_results("lab_19_units", {"rows": rows, "ddp": ddp.peak, "everything": everything})
+
+
+if __name__ == "__main__":
+    run(main, Config())
