@@ -58,7 +58,7 @@ def main(cfg: Config) -> None:
         wrong = [step for step, total in sums if (step, total) not in reference(cfg, group.world_size)]
         last = group.rank == group.world_size - 1
         print_in_rank_order(", ".join(f"step {step}: {total}" for step, total in sums))
-        says = re.sub(r"^\[.*?\] ", "", errors[0][1]).partition(".")[0]
+        says = re.sub(r"^\[.*?\] ", "", errors[0][1]).partition(" for ")[0]  # for recv, or for send
         print_in_rank_order(f"step {errors[0][0]}: {says}")
         try:
             dist.all_reduce(torch.zeros(1), group=training)  # all ranks call it, in step again
