@@ -63,7 +63,7 @@ def heard(call: Callable, kind: str, expected: str) -> str:
     except Exception as error:
         if kind not in ("", type(error).__name__) or expected not in str(error):
             raise CourseError(f"expected was {kind} with {expected!r}, heard {error!r}") from error
-        return f"{kind or 'an error'}, {expected}"
+        return f"{kind or 'an error'}: ... {expected}"
     raise CourseError("an error was expected, but the call returned")
 
 
@@ -74,8 +74,12 @@ def faults(there: str, cfg: Config) -> dict[str, str]:
         return lambda: rpc.rpc_sync(to, function, args=args, timeout=timeout)
 
     rows = {
-        "it raises ValueError": heard(call(fail, ValueError), "ValueError", "ValueError: On WorkerInfo"),
-        "it raises our own error": heard(call(fail, NoSuchRow), "RuntimeError", "NoSuchRow: On WorkerInfo"),
+        "it raises ValueError": heard(
+            call(fail, ValueError), "ValueError", "ValueError('there is no row 7')"
+        ),
+        "it raises our own error": heard(
+            call(fail, NoSuchRow), "RuntimeError", "NoSuchRow('there is no row 7')"
+        ),
         "only we have it": heard(
             call(only_on_rank_0), "RuntimeError", "Can't get attribute 'only_on_rank_0'"
         ),

@@ -32,6 +32,15 @@ class Config:
     accuracy: float = 0.85
 
 
+DATA: list[Images] = []
+
+
+def prepare() -> int:
+    """Load the images, before anyone begins. Returns how many there are."""
+    DATA.append(load_images("digits"))
+    return len(DATA[0].train_x)
+
+
 class ParameterServer:
     """The weights of a linear classifier, float64 (10, 64), and a log of every update."""
 
@@ -52,11 +61,9 @@ class ParameterServer:
             self.log.append(entry)
 
 
-def gradient_of(
-    weight: torch.Tensor, data: Images, trainer: int, number: int, trainers: int, cfg: Config
-) -> torch.Tensor:
+def gradient_of(weight: torch.Tensor, trainer: int, number: int, trainers: int, cfg: Config) -> torch.Tensor:
     """The gradient of the mean loss over one batch of one trainer's part of the data."""
-    x, y = data.train_x[trainer - 1 :: trainers], data.train_y[trainer - 1 :: trainers]
+    x, y = DATA[0].train_x[trainer - 1 :: trainers], DATA[0].train_y[trainer - 1 :: trainers]
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))[: cfg.batch]
     weight = weight.detach().requires_grad_()
     loss = F.cross_entropy(x[chosen].flatten(1).double() @ weight.T, y[chosen])
@@ -65,21 +72,19 @@ def gradient_of(
 
 def train(server: rpc.RRef, trainer: int, trainers: int, cfg: Config) -> int:
     """Called by the server's process on each trainer: pull, compute, push, as often as is its share."""
-    data = load_images("digits")
     mine = range(trainer - 1, cfg.updates, trainers)
     for number in mine:
         version, weight = server.rpc_sync().pull()
-        gradient = gradient_of(weight, data, trainer, number, trainers, cfg)
+        gradient = gradient_of(weight, trainer, number, trainers, cfg)
         server.rpc_sync().push((trainer, number, version), gradient)
     return len(mine)
 
 
 def reference(log: list[Entry], trainers: int, cfg: Config) -> list[torch.Tensor]:
     """The weights after each update, computed anew by one process from the log: no gradient is in it."""
-    data = load_images("digits")
     weights = [torch.zeros(10, 64, dtype=torch.float64)]
     for trainer, number, version in log:
-        gradient = gradient_of(weights[version], data, trainer, number, trainers, cfg)
+        gradient = gradient_of(weights[version], trainer, number, trainers, cfg)
         weights.append(weights[-1].sub(gradient, alpha=cfg.learning_rate))
     return weights
 
@@ -93,10 +98,9 @@ def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
     if (short - server.weight).abs().max() < 1e-6:
         raise CourseError("a replay that leaves out an update comes out the same: it proves nothing")
 
-    data = load_images("digits")
-    x, y = data.test_x.flatten(1).double(), data.test_y
+    x, y = DATA[0].test_x.flatten(1).double(), DATA[0].test_y
     losses = [F.cross_entropy(x @ weight.T, y).item() for weight in replayed]
-    right = (x @ server.weight.T).argmax(1) == data.test_y
+    right = (x @ server.weight.T).argmax(1) == y
     if right.double().mean() < cfg.accuracy or losses[-1] > 0.5 * losses[0]:
         raise CourseError(f"loss {losses[0]:.2f} to {losses[-1]:.2f}, {right.double().mean():.1%} recognised")
     print(f"more than {cfg.accuracy:.0%} of {len(y)} new images recognised, the loss has more than halved")
@@ -108,6 +112,7 @@ def main(cfg: Config) -> None:
     with process_group(smallest=2, timeout_s=60) as group, rpc_workers(group, timeout_s=60) as workers:
         found, trainers = {}, len(workers) - 1
         if group.rank == 0:  # the others have nothing to do but to be called
+            torch.futures.wait_all([rpc.rpc_async(name, prepare) for name in workers])
             server = ParameterServer(cfg)
             reference_to_it = rpc.RRef(server)
             calls = [

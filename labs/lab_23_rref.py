@@ -73,7 +73,8 @@ def use(owner: str, keeper: str, cfg: Config) -> list[tuple[str, int]]:
         table.local_value()
     except RuntimeError as error:
         text = str(error)
-        print(f"local_value(): {text[text.index('call localValue()') :]}")
+        at = text.index("can't call")
+        print(f"local_value(): {text[at:]}")
     else:
         raise CourseError("local_value() worked on a user")
 

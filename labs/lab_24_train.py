@@ -30,7 +30,7 @@ class Config:
     steps: int = 40
     batch: int = 96
     width: int = 32
-    learning_rate: float = 0.3
+    learning_rate: float = 0.15
     momentum: float = 0.9
     tolerance: float = 1e-12  # float64
     accuracy: float = 0.85

@@ -1,4 +1,4 @@
-# rejected: for a gradient that nobody sent
+# rejected: backward waits for a gradient that nobody sends
 """Exercise 24: the gradients of a chain of stages, each on its owner."""
 
 import torch
