@@ -1,0 +1,137 @@
+"""What goes wrong with calls, what the caller hears of it, and a shutdown that somebody leaves out.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_faults.py
+Written by:  notebooks/23_rpc.ipynb
+"""
+
+import io
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from shared.errors import CourseError
+from shared.group import Group, process_group
+from shared.lab import run
+from shared.report import print_in_rank_order
+from shared.rpc import start_workers
+
+
+@dataclass(frozen=True)
+class Config:
+    patience_s: float = 0.5
+    slow_s: float = 1.5
+    shutdown_s: int = 1  # the default, 0, waits without end
+    store_s: float = 3.0  # the timeout of calls, which shutdown's last wait has as well
+
+
+FINISHED: list[float] = []
+
+
+class NoSuchRow(Exception):
+    """An error of our own."""
+
+
+def fail(kind: type[Exception]) -> None:
+    raise kind("there is no row 7")
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+    FINISHED.append(seconds)
+
+
+def finished() -> int:
+    return len(FINISHED)
+
+
+if os.environ.get("RANK") == "0":
+
+    def only_on_rank_0() -> None:
+        """The other workers' file has no such function."""
+
+
+def heard(call: Callable, kind: str, expected: str) -> str:
+    """What the caller hears: ``call`` must raise an error of this kind ("" for any) with this text."""
+    try:
+        call()
+    except Exception as error:
+        if kind not in ("", type(error).__name__) or expected not in str(error):
+            raise CourseError(f"expected was {kind} with {expected!r}, heard {error!r}") from error
+        return f"{kind or 'an error'}: ... {expected}"
+    raise CourseError("an error was expected, but the call returned")
+
+
+def faults(there: str, cfg: Config) -> dict[str, str]:
+    """{what is wrong with the function: what the caller hears}, all asserted."""
+
+    def call(function: Callable, *args, to: str = there, timeout: float = 3.0) -> Callable:
+        return lambda: rpc.rpc_sync(to, function, args=args, timeout=timeout)
+
+    rows = {
+        "it raises ValueError": heard(
+            call(fail, ValueError), "ValueError", "ValueError('there is no row 7')"
+        ),
+        "it raises our own error": heard(
+            call(fail, NoSuchRow), "RuntimeError", "NoSuchRow('there is no row 7')"
+        ),
+        "only we have it": heard(
+            call(only_on_rank_0), "RuntimeError", "Can't get attribute 'only_on_rank_0'"
+        ),
+        "it is a lambda": heard(call(lambda: 1), "", "Can't pickle"),
+        "it takes too long": heard(
+            call(sleep, cfg.slow_s, timeout=cfg.patience_s),
+            "RuntimeError",
+            "RPC ran for more than set timeout",
+        ),
+        "nobody has that name": heard(
+            call(finished, to="nobody"), "RuntimeError", "could not find destination"
+        ),
+    }
+    end = time.monotonic() + 10
+    while rpc.rpc_sync(there, finished) == 0 and time.monotonic() < end:
+        time.sleep(0.1)
+    if rpc.rpc_sync(there, finished) != 1:
+        raise CourseError("the function that took too long was to run to its end")
+    return rows
+
+
+def leave(group: Group, cfg: Config) -> str:
+    """All but the last worker call ``shutdown()``; says what each hears."""
+    if group.rank == group.world_size - 1:
+        return "I never called shutdown()"
+    logging.getLogger("torch.distributed.rpc.api").setLevel(logging.CRITICAL)  # it logs the traceback, too
+    try:
+        rpc.shutdown(timeout=cfg.shutdown_s)
+    except Exception as error:
+        if not any(
+            text in str(error) for text in ("wait timeout", "timed out", "onnection", "RPC ran for more")
+        ):
+            raise
+        return "shutdown() waited for the last worker, and gave up"
+    raise CourseError("shutdown() returned, though the last worker was still there")
+
+
+def main(cfg: Config) -> None:
+    with process_group(smallest=2, timeout_s=30) as group:
+        workers = start_workers(group, timeout_s=cfg.store_s)
+        with redirect_stderr(io.StringIO()):  # the callee writes the whole traceback
+            dist.barrier()
+            if group.rank == 0:
+                for what, text in faults(workers[1], cfg).items():
+                    print(f"{what:24} {text}")
+            dist.barrier()
+        said = leave(group, cfg)
+        dist.barrier()  # by now the others have given up
+        if group.rank == group.world_size - 1:
+            rpc.shutdown(graceful=False)  # leaves without waiting for anyone
+        print_in_rank_order(said)
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,133 @@
+"""A parameter server: one worker holds the weights, the others train. Its log replays in one process.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_parameter_server.py
+Written by:  notebooks/23_rpc.ipynb
+"""
+
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+import torch.nn.functional as F
+from torch.distributed import rpc
+
+from shared.data import Images, load_images
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+from shared.parity import assert_equal
+from shared.report import print_on_rank_0
+from shared.results import record_results
+from shared.rpc import rpc_workers
+
+Entry = tuple[int, int, int]  # trainer, number of its batch, version of the weights it had read
+
+
+@dataclass(frozen=True)
+class Config:
+    updates: int = 120  # of all trainers together
+    batch: int = 48
+    learning_rate: float = 0.5
+    tolerance: float = 1e-12  # float64
+    accuracy: float = 0.85
+
+
+DATA: list[Images] = []
+
+
+def prepare() -> int:
+    """Load the images, before anyone begins. Returns how many there are."""
+    DATA.append(load_images("digits"))
+    return len(DATA[0].train_x)
+
+
+class ParameterServer:
+    """The weights of a linear classifier, float64 (10, 64), and a log of every update."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.weight = torch.zeros(10, 64, dtype=torch.float64)
+        self.learning_rate = cfg.learning_rate
+        self.log: list[Entry] = []
+        self.lock = Lock()  # calls of several trainers run in several threads
+
+    def pull(self) -> tuple[int, torch.Tensor]:
+        """Version and weights: the version counts the updates so far."""
+        with self.lock:
+            return len(self.log), self.weight.clone()
+
+    def push(self, entry: Entry, gradient: torch.Tensor) -> None:
+        with self.lock:
+            self.weight.sub_(gradient, alpha=self.learning_rate)
+            self.log.append(entry)
+
+
+def gradient_of(weight: torch.Tensor, trainer: int, number: int, trainers: int, cfg: Config) -> torch.Tensor:
+    """The gradient of the mean loss over one batch of one trainer's part of the data."""
+    x, y = DATA[0].train_x[trainer - 1 :: trainers], DATA[0].train_y[trainer - 1 :: trainers]
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))[: cfg.batch]
+    weight = weight.detach().requires_grad_()
+    loss = F.cross_entropy(x[chosen].flatten(1).double() @ weight.T, y[chosen])
+    return torch.autograd.grad(loss, weight)[0]
+
+
+def train(server: rpc.RRef, trainer: int, trainers: int, cfg: Config) -> int:
+    """Called by the server's process on each trainer: pull, compute, push, as often as is its share."""
+    mine = range(trainer - 1, cfg.updates, trainers)
+    for number in mine:
+        version, weight = server.rpc_sync().pull()
+        gradient = gradient_of(weight, trainer, number, trainers, cfg)
+        server.rpc_sync().push((trainer, number, version), gradient)
+    return len(mine)
+
+
+def reference(log: list[Entry], trainers: int, cfg: Config) -> list[torch.Tensor]:
+    """The weights after each update, computed anew by one process from the log: no gradient is in it."""
+    weights = [torch.zeros(10, 64, dtype=torch.float64)]
+    for trainer, number, version in log:
+        gradient = gradient_of(weights[version], trainer, number, trainers, cfg)
+        weights.append(weights[-1].sub(gradient, alpha=cfg.learning_rate))
+    return weights
+
+
+def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
+    """Compare the server's weights with the replay, and test them on images that nobody trained on."""
+    replayed = reference(server.log, trainers, cfg)
+    difference = assert_equal("weights", server.weight, replayed[-1], cfg.tolerance)
+    print(f"one process replays the {len(server.log)} updates: largest difference {difference:.0e}")
+    short = reference(server.log[:-1], trainers, cfg)[-1]
+    if (short - server.weight).abs().max() < 1e-6:
+        raise CourseError("a replay that leaves out an update comes out the same: it proves nothing")
+
+    x, y = DATA[0].test_x.flatten(1).double(), DATA[0].test_y
+    losses = [F.cross_entropy(x @ weight.T, y).item() for weight in replayed]
+    right = (x @ server.weight.T).argmax(1) == y
+    if right.double().mean() < cfg.accuracy or losses[-1] > 0.5 * losses[0]:
+        raise CourseError(f"loss {losses[0]:.2f} to {losses[-1]:.2f}, {right.double().mean():.1%} recognised")
+    print(f"more than {cfg.accuracy:.0%} of {len(y)} new images recognised, the loss has more than halved")
+    stale = [at - version for at, (_, _, version) in enumerate(server.log)]
+    return {"losses": losses, "trainers": [trainer for trainer, _, _ in server.log], "stale": stale}
+
+
+def main(cfg: Config) -> None:
+    with process_group(smallest=2, timeout_s=60) as group, rpc_workers(group, timeout_s=60) as workers:
+        found, trainers = {}, len(workers) - 1
+        if group.rank == 0:  # the others have nothing to do but to be called
+            torch.futures.wait_all([rpc.rpc_async(name, prepare) for name in workers])
+            server = ParameterServer(cfg)
+            reference_to_it = rpc.RRef(server)
+            calls = [
+                rpc.rpc_async(name, train, args=(reference_to_it, trainer, trainers, cfg))
+                for trainer, name in enumerate(workers[1:], start=1)
+            ]
+            counts = torch.futures.wait_all(calls)
+            print(f"updates by trainer: {counts}")
+            for trainer, count in enumerate(counts, start=1):
+                numbers = [number for one, number, _ in server.log if one == trainer]
+                assert numbers == list(range(trainer - 1, cfg.updates, trainers)) and len(numbers) == count
+            found = judge(server, trainers, cfg)
+        print_on_rank_0(f"worker0 served, {', '.join(workers[1:])} trained")
+        record_results("lab_23_parameter_server", found)
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,132 @@
+"""Train a chain of stages, one on each worker, with a distributed optimizer: equal to one process.
+
+Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_24_train.py
+Written by:  notebooks/24_distributed_autograd.ipynb
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+from torch.distributed.optim import DistributedOptimizer
+
+from shared.data import load_images
+from shared.errors import CourseError
+from shared.group import process_group
+from shared.lab import run
+from shared.parity import assert_equal
+from shared.report import print_on_rank_0
+from shared.results import record_results
+from shared.rpc import rpc_workers
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 40
+    batch: int = 96
+    width: int = 32
+    learning_rate: float = 0.15
+    momentum: float = 0.9
+    tolerance: float = 1e-12  # float64
+    accuracy: float = 0.85
+
+
+def make_stage(number: int, count: int, cfg: Config) -> nn.Module:
+    """Stage ``number`` of ``count``: the first takes 64 pixels, the last gives 10 scores."""
+    torch.manual_seed(number)
+    inputs = 64 if number == 0 else cfg.width
+    if number == count - 1:
+        return nn.Linear(inputs, 10).double()
+    return nn.Sequential(nn.Linear(inputs, cfg.width), nn.Tanh()).double()
+
+
+def forward(stage: rpc.RRef, x: torch.Tensor) -> torch.Tensor:
+    """Runs on the stage's owner."""
+    return stage.local_value()(x)
+
+
+def parameters_of(stage: rpc.RRef) -> list[rpc.RRef]:
+    """References to the parameters, which stay where they are. Runs on the stage's owner."""
+    return [rpc.RRef(parameter) for parameter in stage.local_value().parameters()]
+
+
+def weights_of(stage: rpc.RRef) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in stage.local_value().parameters()]
+
+
+def batches(cfg: Config) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Images float64 (batch, 64), labels (batch,)."""
+    images = load_images("digits")
+    for step in range(cfg.steps):
+        chosen = torch.arange(step * cfg.batch, (step + 1) * cfg.batch) % len(images.train_x)
+        yield images.train_x[chosen].flatten(1).double(), images.train_y[chosen]
+
+
+def reference(count: int, cfg: Config) -> tuple[list[float], nn.Module]:
+    """Losses and model of one process that holds all stages."""
+    model = nn.Sequential(*[make_stage(number, count, cfg) for number in range(count)])
+    optimizer = torch.optim.SGD(model.parameters(), cfg.learning_rate, momentum=cfg.momentum)
+    losses = []
+    for x, y in batches(cfg):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def train(stages: list[rpc.RRef], cfg: Config) -> list[float]:
+    """The training loop of worker 0. There is no zero_grad: each step has a context of its own."""
+    parameters = [p for stage in stages for p in rpc.rpc_sync(stage.owner(), parameters_of, args=(stage,))]
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=cfg.learning_rate, momentum=cfg.momentum)
+    losses = []
+    for x, y in batches(cfg):
+        with dist_autograd.context() as context_id:
+            for stage in stages:
+                x = rpc.rpc_sync(stage.owner(), forward, args=(stage, x))
+            loss = F.cross_entropy(x, y)
+            dist_autograd.backward(context_id, [loss])
+            optimizer.step(context_id)  # on every owner, with the gradients of this context
+        losses.append(loss.item())
+    return losses
+
+
+def main(cfg: Config) -> None:
+    logging.captureWarnings(True)  # of DistributedOptimizer: its TorchScript is deprecated
+    with process_group(smallest=2, timeout_s=60) as group, rpc_workers(group, timeout_s=60) as workers:
+        found = {}
+        if group.rank == 0:  # the others are called
+            count = len(workers)
+            stages = [
+                rpc.remote(name, make_stage, args=(number, count, cfg)) for number, name in enumerate(workers)
+            ]
+            losses = train(stages, cfg)
+            alone, model = reference(count, cfg)
+            worst = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
+            if worst > cfg.tolerance:
+                raise CourseError(f"the losses differ by {worst:.1e}")
+            weights = [w for stage in stages for w in rpc.rpc_sync(stage.owner(), weights_of, args=(stage,))]
+            largest = max(
+                assert_equal("parameter", ours, theirs, cfg.tolerance)
+                for ours, theirs in zip(weights, model.parameters(), strict=True)
+            )
+            print(f"{count} stages on {count} workers, {len(weights)} parameters, {cfg.steps} steps")
+            print(f"largest difference to one process: loss {worst:.0e}, parameters {largest:.0e}")
+            images = load_images("digits")
+            right = model(images.test_x.flatten(1).double()).argmax(1) == images.test_y
+            if right.double().mean() < cfg.accuracy:
+                raise CourseError(f"{right.double().mean():.1%} of the new images recognised")
+            print(f"{right.double().mean():.1%} of {len(right)} new images recognised")
+            found = {"losses": losses, "alone": alone}
+        print_on_rank_0(f"stages were on {', '.join(workers)}")
+        record_results("lab_24_train", found)
+
+
+if __name__ == "__main__":
+    run(main, Config())
