@@ -1,0 +1,45 @@
+"""The README's table of topics has all 41 rows, and each leads to a section in which a lab runs."""
+
+import re
+
+import nbformat
+import pytest
+
+from tests.helpers import ROOT
+
+ROW = re.compile(r"^\| (\d+) \| .+ \| (.+) \|$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#]+)#([^)]+)\)")
+TITLE = "## The topics of older tutorials"
+
+
+def rows() -> dict[int, list[tuple[str, str]]]:
+    """{number: (notebook, heading) of each link}."""
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition(TITLE)[2].partition("\n## ")[0]
+    return {int(number): LINK.findall(links) for number, links in ROW.findall(table)}
+
+
+def section(notebook: str, anchor: str) -> list[nbformat.NotebookNode]:
+    """The cells from a heading of the second level to the next."""
+    cells, inside = [], False
+    for cell in nbformat.read(ROOT / notebook, 4).cells:
+        titles = re.findall(r"^## (.+)$", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else []
+        if titles:
+            inside = anchor in [title.replace(" ", "-") for title in titles]
+        if inside:
+            cells.append(cell)
+    return cells
+
+
+def test_each_topic_has_its_row():
+    assert list(rows()) == list(range(1, 42))
+
+
+@pytest.mark.parametrize("number", range(1, 42))
+def test_a_topic_leads_to_sections_and_to_something_that_runs(number: int):
+    sections = [section(*link) for link in rows()[number]]
+    assert sections and all(sections)
+    assert any(cell.cell_type == "code" and cell.outputs for cells in sections for cell in cells)
+
+
+def test_a_heading_that_is_not_there_leads_nowhere():
+    assert section("notebooks/08_ddp.ipynb", "No-such-heading") == []
