@@ -26,7 +26,7 @@ from shared.results import record_results
 @dataclass(frozen=True)
 class Config:
     seed: int = 19
-    steps: int = 5
+    steps: int = 8
     global_batch: int = 840  # divides by every world size up to 8
     max_norm: float = 0.1
     tolerance: float = 1e-12  # float64

@@ -35,10 +35,10 @@ class Config:
 
 def net() -> nn.Sequential:
     """A classifier of digits, with a frozen layer, one that is used twice, and awkward sizes."""
-    frozen, twice = nn.Linear(64, 64).requires_grad_(False), nn.Linear(31, 31)
-    inner = nn.Sequential(twice, nn.Tanh(), twice, nn.Tanh())
-    layers = (nn.Flatten(), frozen, nn.Linear(64, 31), nn.Tanh(), inner, nn.Linear(31, 10))
-    return nn.Sequential(*layers).double()
+    frozen, twice = nn.Linear(64, 30).requires_grad_(False), nn.Linear(31, 31)
+    inner, last = nn.Sequential(twice, nn.Tanh(), twice, nn.Tanh()), nn.Linear(29, 10)
+    middle = (nn.Linear(30, 31), nn.Tanh(), inner, nn.Linear(31, 29), nn.Tanh())
+    return nn.Sequential(nn.Flatten(), frozen, *middle, last).double()
 
 
 def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -123,7 +123,7 @@ def main(cfg: Config) -> None:
         torch.manual_seed(cfg.seed)
         alone = net().to(group.device)
         ddp, data, life = DistributedDataParallel(copy.deepcopy(alone)), load_images("digits"), []
-        units = {index: Unit(f"unit {index}", model[index], life) for index in (2, 4, 5)}
+        units = {index: Unit(f"unit {index}", model[index], life) for index in (2, 4, 5, 7)}
         trained = ([unit.shard for unit in units.values()], ddp.parameters(), alone.parameters())
         optimizers = [torch.optim.SGD(ps, cfg.learning_rate, momentum=0.9) for ps in trained]
         for step in range(cfg.steps):
