@@ -93,12 +93,13 @@ class Faults:
             )
 
     def forward_without_a_context(self) -> str:
-        self.loss().backward()
+        loss = self.loss()
+        loss.backward()
         here = sum(parameter.grad is not None for parameter in self.front.parameters())
         there = rpc.rpc_sync(self.back.owner(), plain_gradients, args=(self.back,))
-        if (here, there) != (0, 0):
-            raise CourseError(f"gradients here and there: {here}, {there}")
-        return f"no error; parameters with a gradient: {here} here, {there} there"
+        if not loss.requires_grad or (here, there) != (0, 0):
+            raise CourseError(f"requires_grad {loss.requires_grad}, gradients here {here} and there {there}")
+        return f"no error, loss.requires_grad is True; parameters with a gradient: {here} here, {there} there"
 
     def a_copy_instead_of_the_module(self) -> str:
         with dist_autograd.context() as context_id:
