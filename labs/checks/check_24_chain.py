@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import rpc
 
-from shared.errors import ParityError
+from shared.errors import CourseError
 from shared.exercises import Wrong, check_exercise
 from shared.group import Group
 from shared.parity import assert_equal
@@ -72,19 +72,11 @@ def look_at(result: object, x: torch.Tensor, y: torch.Tensor) -> None:
         if missing := sorted(set(right) - set(found)):
             raise Wrong(f"stage {number} has no gradient of {missing[0]}")
         for name, gradient in right.items():
-            try:
-                assert_equal(f"stage {number}, gradient of {name}", found[name], gradient, TOLERANCE)
-            except ParityError as error:
-                raise Wrong(str(error)) from None
+            assert_equal(f"stage {number}, gradient of {name}", found[name], gradient, TOLERANCE)
 
 
 def answer_of(chain_gradients: Callable, *arguments) -> object:
-    """What the answer returns. It runs in a thread: its backward may wait for ever.
-
-    Raises:
-        NotImplementedError: it is still the stub.
-        Wrong: it raised something else, or did not return.
-    """
+    """What the answer returns. It runs in a thread: its backward may wait for ever. Else raises ``Wrong``."""
     box = []
 
     def work() -> None:
@@ -100,10 +92,9 @@ def answer_of(chain_gradients: Callable, *arguments) -> object:
         return box[0]
     if box and isinstance(box[0], NotImplementedError):
         raise box[0]
-    text = str(box[0]) if box else ""
-    if not box or "RPC ran for more than" in text:
+    if not box or "RPC ran for more than" in str(box[0]):
         raise Wrong("backward waits for a gradient that nobody sends: the loss does not use a call's result")
-    lines = text.splitlines() or [repr(box[0])]
+    lines = str(box[0]).splitlines() or [repr(box[0])]
     raise Wrong(f"chain_gradients failed: {lines['On WorkerInfo' in lines[0]]}")
 
 
@@ -115,7 +106,7 @@ def examine(answer: ModuleType, group: Group) -> None:
     problem = None
     try:
         look_at(answer_of(answer.chain_gradients, rpc.rpc_sync("worker0", held), x, y), x, y)
-    except (Wrong, NotImplementedError) as error:
+    except (CourseError, NotImplementedError) as error:
         problem = error
     dist.barrier()
     if isinstance(problem, NotImplementedError):
@@ -150,8 +141,8 @@ def verify(answer: ModuleType, group: Group) -> str:
             rpc.shutdown()
     if problem:
         raise problem
-    owners = min(len(WIDTHS), group.world_size)
-    used = f"{len(WIDTHS)} stages on {owners} worker(s), used by {group.world_size} ranks at once"
+    owners, ranks = min(len(WIDTHS), group.world_size), group.world_size
+    used = f"{len(WIDTHS)} stages on {owners} worker(s), used by {ranks} ranks at once"
     return f"{used}; gradients as of one process. Well done."
 
 
