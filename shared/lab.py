@@ -1,5 +1,6 @@
 """The one door through which every lab passes: ``run(main, cfg)``. Taught in lesson 00."""
 
+import atexit
 import ctypes
 import gc
 import os
@@ -33,9 +34,9 @@ def run(main: Callable, *args) -> None:
     - An error that only echoes another rank's: wait, so that torchrun names the rank that failed first.
     - ``SystemExit``: its own code.
 
-    The process then ends without the interpreter's own shutdown. There, gloo's threads may still ask for
-    the interpreter, and a DDP script aborts at random with exit code -6, whatever it had achieved
-    (pytorch/pytorch#179291, #190489). So what a lab starts it must finish: ``atexit`` is not called.
+    After ``atexit`` the process ends without the interpreter's own shutdown. There, gloo's threads may
+    still ask for the interpreter, and a DDP script aborts at random with exit code -6, whatever it had
+    achieved (pytorch/pytorch#179291, #190489).
 
     torch's ``record`` writes the error to the file that torchrun names, so torchrun's summary shows the
     cause. A lab that is no rank and does without torch is not made to wait for torch here.
@@ -60,6 +61,7 @@ def run(main: Callable, *args) -> None:
         if dist and dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()
+        atexit._run_exitfuncs()  # multiprocessing and others clean up there
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

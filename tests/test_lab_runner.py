@@ -26,6 +26,7 @@ def endings() -> dict[str, dict]:
     ("case", "code", "text"),
     [
         ("success", 0, "done\n"),
+        ("atexit", 0, "good-bye\n"),
         ("exit 0", 0, ""),
         ("exit 3", 3, ""),
         ("exit text", 1, "a last word\n"),

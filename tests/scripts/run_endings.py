@@ -1,5 +1,6 @@
 """How ``shared.lab.run`` ends: each case in a fork of its own, as rank RANK of 2. Prints JSON."""
 
+import atexit
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ def inner_failure() -> None:
 
 CASES = {
     "success": lambda: print("done"),
+    "atexit": lambda: atexit.register(print, "good-bye"),
     "exit 0": exits(None),
     "exit 3": exits(3),
     "exit text": exits("a last word"),
