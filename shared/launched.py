@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 NAMES = ("gloo:all_reduce", "nccl:all_reduce")
@@ -11,17 +12,19 @@ BYTES = {"double": 8, "float": 4, "int": 4, "long int": 8}
 
 
 def all_reduces(function: Callable[[], None]) -> list[int]:
-    """Call ``function``; return the bytes of each all-reduce that this rank runs meanwhile, in order.
+    """Call ``function``; return the bytes of each all-reduce that this rank runs in it, largest first.
 
-    The profiler sees them on the backend's own threads. So those are counted that DDP begins in C++, which
-    ``shared.calls.count_calls`` and a communication hook do not see.
+    Collective: all ranks must call it.
+    They run on several threads, so the moments at which they start say nothing of their order. The profiler
+    sees them there, also those that DDP begins in C++ and that ``shared.calls.count_calls`` does not see.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would report that there is no GPU
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         function()
+        dist.barrier()  # meanwhile the threads note the ends of what they ran
     found = []
     for event in profiler.profiler.kineto_results.events():
         if event.name() in NAMES:
             (shape,), (dtype,) = event.shapes(), event.dtypes()
-            found.append((event.start_ns(), torch.Size(shape).numel() * BYTES[dtype]))
-    return [size for _, size in sorted(found)]
+            found.append(torch.Size(shape).numel() * BYTES[dtype])
+    return sorted(found, reverse=True)
