@@ -87,7 +87,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     try:
         equal = compare(answer, group)
     except Wrong as error:
-        raise Wrong(f"{told}{', and ' if rules else ', but '}{error}") from None
+        raise Wrong(f"{told}{' and ' if rules else ', but '}{error}") from None
     if rules:
         raise Wrong(f"equal to one process, but {told}")
     return f"no finding on {group.world_size} rank(s), {equal}. Well done."

@@ -1,4 +1,4 @@
-# rejected: at the start of each epoch, and the model is not that of one process
+# rejected: at the start of each epoch and the model is not that of one process
 """The order of the first epoch comes again."""
 
 from pathlib import Path
