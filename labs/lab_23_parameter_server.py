@@ -5,7 +5,7 @@ Written by:  notebooks/23_rpc.ipynb
 """
 
 from dataclasses import dataclass
-from threading import Lock
+from threading import Barrier, Lock
 
 import torch
 import torch.nn.functional as F
@@ -44,11 +44,16 @@ def prepare() -> int:
 class ParameterServer:
     """The weights of a linear classifier, float64 (10, 64), and a log of every update."""
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, trainers: int) -> None:
         self.weight = torch.zeros(10, 64, dtype=torch.float64)
         self.learning_rate = cfg.learning_rate
         self.log: list[Entry] = []
         self.lock = Lock()  # calls of several trainers run in several threads
+        self.start = Barrier(trainers)
+
+    def begin(self) -> None:
+        """Come back when all trainers have called, so that none is through before another has begun."""
+        self.start.wait(timeout=30)
 
     def pull(self) -> tuple[int, torch.Tensor]:
         """Version and weights: the version counts the updates so far."""
@@ -73,6 +78,8 @@ def gradient_of(weight: torch.Tensor, trainer: int, number: int, trainers: int, 
 def train(server: rpc.RRef, trainer: int, trainers: int, cfg: Config) -> int:
     """Called by the server's process on each trainer: pull, compute, push, as often as is its share."""
     mine = range(trainer - 1, cfg.updates, trainers)
+    gradient_of(torch.zeros(10, 64, dtype=torch.float64), trainer, 0, trainers, cfg)  # the first is slow
+    server.rpc_sync().begin()
     for number in mine:
         version, weight = server.rpc_sync().pull()
         gradient = gradient_of(weight, trainer, number, trainers, cfg)
@@ -113,7 +120,7 @@ def main(cfg: Config) -> None:
         found, trainers = {}, len(workers) - 1
         if group.rank == 0:  # the others have nothing to do but to be called
             torch.futures.wait_all([rpc.rpc_async(name, prepare) for name in workers])
-            server = ParameterServer(cfg)
+            server = ParameterServer(cfg, trainers)
             reference_to_it = rpc.RRef(server)
             calls = [
                 rpc.rpc_async(name, train, args=(reference_to_it, trainer, trainers, cfg))
