@@ -3,8 +3,7 @@
 Written by:  notebooks/01_topology.ipynb
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_01_launchers.py
 or:          python -m torch.distributed.launch --standalone --nproc-per-node=2 labs/lab_01_launchers.py
-or:          python labs/lab_01_launchers.py --spawn 2
-or:          python labs/lab_01_launchers.py --process 2
+or:          python labs/lab_01_launchers.py --spawn 2 --process 2
 """
 
 import argparse
@@ -95,6 +94,14 @@ def by_process(world_size: int) -> None:
     print(f"a process left with exit code {failing.exitcode}: join() raised nothing")
 
 
+def by_hand(spawn: int | None, process: int | None) -> None:
+    """One launcher after the other, each with so many ranks."""
+    if spawn:
+        by_spawn(spawn)
+    if process:
+        by_process(process)
+
+
 def leave(index: int) -> None:
     """Process 0 would stay for ten minutes, process 1 fails."""
     if index == 0:
@@ -108,9 +115,7 @@ if __name__ == "__main__":
     parser.add_argument("--process", type=int, metavar="N", help="start N ranks by Process")
     parser.add_argument("--local-rank", "--local_rank", type=int, help="torch.distributed.launch passes it")
     options = parser.parse_args()
-    if options.spawn:
-        run(by_spawn, options.spawn)
-    elif options.process:
-        run(by_process, options.process)
+    if options.spawn or options.process:
+        run(by_hand, options.spawn, options.process)
     else:
         run(spmd_main, "torchrun" if options.local_rank is None else "launch", variables())

@@ -19,7 +19,7 @@ from torch import nn
 from shared.checkpoint import load_checkpoint, save_atomically
 from shared.data import Images, load_images
 from shared.errors import CourseError
-from shared.lab import run
+from shared.lab import die_with_launcher, run
 from shared.parity import assert_all_equal, parameters
 from shared.results import record_results
 
@@ -75,19 +75,30 @@ def train(path: Path, clock: Path, interval: int, kill_at: set[int], data: Image
     return model
 
 
-def restart_until_done(path: Path, clock: Path, interval: int, data: Images, cfg: Config) -> int:
-    """What torchrun does, in small: start a process anew until one ends well. Returns the kills."""
-    for kills in range(1000):
-        child = os.fork()
-        if child == 0:
-            train(path, clock, interval, kill_times(cfg), data, cfg)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == 0:
-            return kills
-        if code != -signal.SIGKILL:
-            break
-    raise CourseError(f"a child was to be killed or to end well, but its exit code was {code}")
+def start(interval: int, folder: Path, data: Images, cfg: Config) -> int:
+    """A process that trains from the last snapshot on. Returns its process id."""
+    child = os.fork()
+    if child == 0:
+        die_with_launcher()
+        path, clock = folder / f"{interval}.pt", folder / f"{interval}.clock"
+        train(path, clock, interval, kill_times(cfg), data, cfg)
+        os._exit(0)
+    return child
+
+
+def restart_until_done(folder: Path, data: Images, cfg: Config) -> dict[int, int]:
+    """What torchrun does, in small: start a process anew until one ends well. Returns kills by interval."""
+    kills = dict.fromkeys(cfg.intervals, 0)
+    running = {start(interval, folder, data, cfg): interval for interval in cfg.intervals}  # side by side
+    while running:
+        child, status = os.wait()
+        interval, code = running.pop(child), os.waitstatus_to_exitcode(status)
+        if code not in (0, -signal.SIGKILL):
+            raise CourseError(f"a child was to be killed or to end well, but its exit code was {code}")
+        if code:
+            kills[interval] += 1
+            running[start(interval, folder, data, cfg)] = interval
+    return kills
 
 
 def reference(folder: Path, data: Images, cfg: Config) -> nn.Module:
@@ -96,15 +107,14 @@ def reference(folder: Path, data: Images, cfg: Config) -> nn.Module:
 
 
 def main(cfg: Config) -> None:
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: the child would wait for them
     # Once, before the forks: the images, and what torch loads only when an optimizer makes a step.
     data, rows = load_images("digits"), []
     new_run(cfg)[1].step()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for interval in cfg.intervals:
-            path, clock = folder / f"{interval}.pt", folder / f"{interval}.clock"
-            kills = restart_until_done(path, clock, interval, data, cfg)
-            lost = clock.stat().st_size - cfg.steps
+        for interval, kills in restart_until_done(folder, data, cfg).items():
+            lost = (folder / f"{interval}.clock").stat().st_size - cfg.steps
             rows.append({"interval": interval, "kills": kills, "lost": lost})
             print(f"a snapshot every {interval:2} steps: {kills:2} kills, {lost:3} steps lost")
         unbroken = reference(folder, data, cfg)  # after the forks: a fork may not follow a backward pass

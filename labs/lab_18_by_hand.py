@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.data import load_images
+from shared.data import batch, load_images, shareable
 from shared.group import Group, process_group
 from shared.lab import run
 from shared.models import ConvNet
@@ -23,7 +23,7 @@ from shared.traffic import count_sent
 @dataclass(frozen=True)
 class Config:
     steps: int = 5
-    batch: int = 840  # divides by 1 to 8
+    batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
 
 
@@ -68,45 +68,54 @@ def build_model(group: Group) -> nn.Module:
     return ConvNet(channels=4).double().to(group.device)
 
 
-reference = build_model  # one process trains it on the whole batch, with the whole optimizer
+def backward(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
 
 
-def train(stage: int, name: str, n: int, cfg: Config, group: Group) -> dict:
-    """Train on ranks 0 .. n - 1 beside one process; return what this rank sent and holds."""
-    data = load_images("digits")
-    x = data.train_x[: cfg.batch].double().to(group.device)
-    y = data.train_y[: cfg.batch].to(group.device)
-    part = slice(group.rank, None, n)
-    model, alone = build_model(group), reference(group)
-    ours, plain = Sharded(model, OPTIMIZERS[name], n, group.rank), OPTIMIZERS[name](alone.parameters())
-    largest = 0.0
-    for step in range(cfg.steps):
-        for net, images, labels in ((model, x[part], y[part]), (alone, x, y)):
-            net.zero_grad()
-            F.cross_entropy(net(images), labels).backward()
+def reference(name: str, whole: tuple, cfg: Config, group: Group) -> list[tuple[list, torch.Tensor]]:
+    """One process, the whole batch, the whole optimizer: (parameters, flat gradient) after each step."""
+    model, after = build_model(group), []
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for _ in range(cfg.steps):
+        backward(model, *whole)
+        optimizer.step()
+        copies = [(name, p.detach().clone()) for name, p in model.named_parameters()]
+        after.append((copies, torch.cat([p.grad.flatten() for p in model.parameters()])))
+    return after
+
+
+def train(stage: int, name: str, n: int, whole: tuple, alone: list, cfg: Config, group: Group) -> dict:
+    """Train on ranks 0 .. n - 1 as ``alone`` did; return what this rank sent and holds."""
+    model, part = build_model(group), [t[group.rank :: n] for t in whole]
+    ours = Sharded(model, OPTIMIZERS[name], n, group.rank)
+    for step, (weights, gradient) in enumerate(alone):
+        backward(model, *part)
         with count_sent() as sent:
             ours.step(stage)
-        plain.step()
         what = f"stage {stage}, {name}, {n} ranks, step {step}:"
-        largest = max(largest, assert_all_equal(what, parameters(model), parameters(alone), cfg.tolerance))
-        whole = F.pad(torch.cat([p.grad.flatten() for p in alone.parameters()]), (0, ours.padding))
-        assert_equal(f"{what} gradient", ours.mine.grad, whole.chunk(n)[group.rank], cfg.tolerance)
+        assert_all_equal(what, parameters(model), weights, cfg.tolerance)
+        mine = F.pad(gradient, (0, ours.padding)).chunk(n)[group.rank]
+        assert_equal(f"{what} gradient", ours.mine.grad, mine, cfg.tolerance)
     chunk = ours.mine.nbytes
     assert sent.bytes == (4 - stage) * (n - 1) * chunk and sent.calls == (4 - stage) * (n - 1), sent
     state = [t for s in ours.optimizer.state.values() for t in s.values() if t is not None and t.dim()]
     assert all(t.nbytes == chunk for t in state), "the state covers this rank's chunk and no more"
-    whole = sum(p.nbytes for p in alone.parameters())
-    return {"sent": sent.bytes, "calls": sent.calls, "state": sum(t.nbytes for t in state), "whole": whole}
+    size = sum(p.nbytes for p in model.parameters())
+    return {"sent": sent.bytes, "calls": sent.calls, "state": sum(t.nbytes for t in state), "whole": size}
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        rows = {}
+        size = shareable(cfg.batch, group.world_size)
+        rows, whole = {}, batch(load_images("digits"), 0, size, group.device)
+        alone = {name: reference(name, whole, cfg, group) for name in OPTIMIZERS}
         for n in range(1, group.world_size + 1):
             for stage in (1, 2):
                 for name in OPTIMIZERS:
                     if group.rank < n:
-                        rows[f"{name}, ZeRO-{stage}, {n}"] = row = train(stage, name, n, cfg, group)
+                        row = train(stage, name, n, whole, alone[name], cfg, group)
+                        rows[f"{name}, ZeRO-{stage}, {n}"] = row
                 if group.rank == 0:
                     print(
                         f"{n} ranks, ZeRO-{stage}: equal to one process; a rank sends "

@@ -26,7 +26,7 @@ from shared.side_by_side import loss_of
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 6
+    steps: int = 4
     tolerance: float = 1e-12  # float64
     bucket_mb: float = 0.005  # a small net, and yet several buckets
 

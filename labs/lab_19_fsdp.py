@@ -18,7 +18,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.data import batch, load_images
+from shared.data import Images, batch, load_images, shareable
 from shared.errors import CourseError
 from shared.group import process_group
 from shared.lab import run
@@ -33,7 +33,7 @@ from shared.start_equal import take_from_rank_0
 class Config:
     seed: int = 19
     steps: int = 4
-    global_batch: int = 840  # divides by every world size up to 8
+    global_batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
     slack: float = 0.03  # some ranks hold a row more than others, as a fraction of a share
 
@@ -103,7 +103,7 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     }
 
 
-def train(wrap, mesh: DeviceMesh, cfg: Config) -> dict[str, int]:
+def train(wrap, mesh: DeviceMesh, data: Images, size: int, cfg: Config) -> dict[str, int]:
     """Train beside one process that has the whole batch, and compare. Returns what this rank holds."""
     device, n = torch.device(mesh.device_type), mesh.size()
     torch.manual_seed(cfg.seed)
@@ -111,12 +111,12 @@ def train(wrap, mesh: DeviceMesh, cfg: Config) -> dict[str, int]:
     torch.manual_seed(cfg.seed + dist.get_rank())
     net = BlockNet().double().to(device)  # another one on each rank
     take_from_rank_0(net.parameters(), mesh.get_group())  # of the three, only DDP would do that itself
-    model, data = wrap(net, mesh), load_images("digits")
+    model = wrap(net, mesh)
     # Adam divides by the gradient's size plus eps: 1e-8 would enlarge rounding errors of tiny gradients.
     ours, theirs = (torch.optim.Adam(m.parameters(), 1e-3, eps=1e-4) for m in (model, alone))
     parts = (slice(dist.get_rank(), None, n), slice(None))
     for step in range(cfg.steps):
-        x, y = batch(data, step, cfg.global_batch, device)
+        x, y = batch(data, step, size, device)
         for one, optimizer, part in zip((model, alone), (ours, theirs), parts, strict=True):
             optimizer.zero_grad()
             F.cross_entropy(one(x[part]), y[part]).backward()
@@ -128,13 +128,13 @@ def train(wrap, mesh: DeviceMesh, cfg: Config) -> dict[str, int]:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        rows = {}
+        rows, data, size = {}, load_images("digits"), shareable(cfg.global_batch, group.world_size)
         if not torch.accelerator.is_available():
             print_on_rank_0(f"FSDP1 without device_id: {without_device_id()}")
         for n in range(1, group.world_size + 1):
             mesh = DeviceMesh(group.device.type, range(n))  # all ranks call this, also those outside
             if group.rank < n:
-                rows[n] = {wrap.__name__: train(wrap, mesh, cfg) for wrap in (ddp, fsdp2, fsdp1)}
+                rows[n] = {wrap.__name__: train(wrap, mesh, data, size, cfg) for wrap in (ddp, fsdp2, fsdp1)}
                 everything = sum(rows[n]["ddp"].values())
                 for way in ("fsdp2", "fsdp1"):
                     share = sum(rows[n][way].values()) * n / everything

@@ -1,5 +1,6 @@
 """Real images without a download. Taught in lesson 00."""
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +43,12 @@ def batch(
     """Images and labels ``step * size`` and following of those to train; after the last comes the first."""
     chosen = torch.arange(step * size, (step + 1) * size) % len(data.train_x)
     return data.train_x[chosen].to(device, dtype), data.train_y[chosen].to(device)
+
+
+def shareable(size: int, ranks: int) -> int:
+    """The smallest batch of ``size`` or more images that 1, 2, .. and ``ranks`` ranks can share equally."""
+    common = math.lcm(*range(1, ranks + 1))
+    return -(-size // common) * common
 
 
 def _digits() -> Images:

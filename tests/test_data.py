@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.data import Images, load_images
+from shared.data import Images, load_images, shareable
 from shared.errors import InputError
 
 
@@ -87,3 +87,8 @@ def test_mnist_without_files_and_network_is_told_in_one_line(
 def test_an_unknown_data_set_is_told_in_one_line():
     with pytest.raises(InputError, match="^data set 'cifar' is unknown; use digits or mnist$"):
         load_images("cifar")
+
+
+def test_a_batch_is_found_that_all_ranks_can_share():
+    assert [shareable(100, ranks) for ranks in (1, 2, 3, 4, 8)] == [100, 100, 102, 108, 840]
+    assert shareable(101, 2) == 102

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.children import is_running
+from tests.helpers import ROOT, python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
@@ -22,3 +23,10 @@ def test_a_child_that_has_ended_does_not_run():
     assert not is_running(child)
     os.waitpid(child, 0)
     assert not is_running(child)
+
+
+@pytest.mark.slow
+def test_the_lab_that_forks_does_not_hang_where_torch_has_several_threads():
+    done = python(ROOT / "labs" / "lab_13_interval.py", OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stdout
+    assert "bit for bit" in done.stdout
