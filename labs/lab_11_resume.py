@@ -24,6 +24,7 @@ from shared.errors import CourseError
 from shared.group import Group, process_group
 from shared.lab import run
 from shared.parity import assert_all_equal, parameters
+from shared.random_numbers import gather_random_states, set_random_states
 from shared.report import print_on_rank_0
 from shared.results import record_results, results_folder
 
@@ -64,8 +65,7 @@ def new_run(cfg: Config, group: Group) -> Run:
 
 def snapshot(it: Run, group: Group) -> dict:
     """The run as tensors and plain values. Collective: each rank's random numbers go to rank 0."""
-    states = [None] * group.world_size if group.rank == 0 else None
-    dist.gather_object(torch.get_rng_state(), states)
+    states = gather_random_states(torch.default_generator, group)  # of a GPU as well, if there is one
     saved = {name: getattr(it, name).state_dict() for name in PARTS[:3]} | {"losses": it.losses}
     saved |= {"random numbers": states, "position": [it.epoch, it.position]}
     return saved | {"model": it.model.module.state_dict()}
@@ -79,7 +79,7 @@ def restore(it: Run, saved: dict, group: Group, forget: str = "") -> None:
     for name in set(PARTS[:3]) - {forget}:
         getattr(it, name).load_state_dict(saved[name])
     if forget != "random numbers":
-        torch.set_rng_state(saved["random numbers"][group.rank].cpu())
+        set_random_states(saved["random numbers"], torch.default_generator, group)
     if forget != "position":
         it.epoch, it.position = saved["position"]
     it.losses = list(saved["losses"])

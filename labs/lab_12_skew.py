@@ -95,6 +95,8 @@ def calls_of(group: Group) -> dict[str, tuple[Callable, bool]]:
         "forward, buffers": (lambda: with_buffers(x), True),
         "backward": (lambda: losses[-1].backward(), True),
         "optimizer.step": (optimizer.step, False),
+        "second forward": (lambda: plain(x), True),  # DDP sends the buckets' new layout
+        "third forward": (lambda: plain(x), False),
     }
 
 

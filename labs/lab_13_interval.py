@@ -1,4 +1,4 @@
-"""Kill a training process again and again, and count the steps that are lost: by the snapshot interval.
+"""Kill training processes again and again, and count the steps that are lost: by the snapshot interval.
 
 Run it:      python labs/lab_13_interval.py
 Written by:  notebooks/13_elastic.ipynb
@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import tempfile
+import traceback
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -81,8 +82,12 @@ def start(interval: int, folder: Path, data: Images, cfg: Config) -> int:
     if child == 0:
         die_with_launcher()
         path, clock = folder / f"{interval}.pt", folder / f"{interval}.clock"
-        train(path, clock, interval, kill_times(cfg), data, cfg)
-        os._exit(0)
+        try:
+            train(path, clock, interval, kill_times(cfg), data, cfg)
+            os._exit(0)
+        except BaseException:  # it ends here: further up it would clear away the folder of all
+            traceback.print_exc()
+            os._exit(1)
     return child
 
 
@@ -94,6 +99,9 @@ def restart_until_done(folder: Path, data: Images, cfg: Config) -> dict[int, int
         child, status = os.wait()
         interval, code = running.pop(child), os.waitstatus_to_exitcode(status)
         if code not in (0, -signal.SIGKILL):
+            for other in running:  # nobody may write into the folder any more
+                os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
             raise CourseError(f"a child was to be killed or to end well, but its exit code was {code}")
         if code:
             kills[interval] += 1

@@ -59,6 +59,7 @@ def main(cfg: Config) -> None:
         last = group.rank == group.world_size - 1
         print_in_rank_order(", ".join(f"step {step}: {total}" for step, total in sums))
         says = re.sub(r"^\[.*?\] ", "", errors[0][1]).partition(" for ")[0]  # for recv, or for send
+        says = says.partition(" [")[0]  # the address of a rank that has left
         print_in_rank_order(f"step {errors[0][0]}: {says}")
         try:
             dist.all_reduce(torch.zeros(1), group=training)  # all ranks call it, in step again
@@ -66,9 +67,13 @@ def main(cfg: Config) -> None:
         except RuntimeError:
             again = "fails, too"
         print_in_rank_order(f"wrong sums at steps {wrong}; the next all_reduce of this group {again}")
-        expected = (
-            ([4, 5], "out of memory") if last else ([3, 4], f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms")
+        # Whose time is up first closes its connections; others may hear of that before their own time is up.
+        late = (
+            f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms",
+            "Connection closed by",
+            "Connection reset by",
         )
+        expected = ([4, 5], ("out of memory",)) if last else ([3, 4], late)
         if wrong != expected[0] or not says.startswith(expected[1]) or again == "works":
             raise CourseError(
                 f"expected wrong sums at {expected[0]} and {expected[1]!r}, found {wrong}: {says}"

@@ -55,9 +55,11 @@ class Sharded:
         """Stage 1 gives each rank all averaged gradients, stage 2 only those that its optimizer needs."""
         gradient = F.pad(torch.cat([p.grad.flatten() for p in self.params]), (0, self.padding))
         self.mine.grad = ring_reduce_scatter(gradient, self.n)  # the sum of my chunk, over all ranks
+        self.mine.grad /= self.n  # a view: my chunk of gradient is the mean now
         if stage == 1:
             ring_all_gather(gradient, self.n)  # reduce-scatter + all-gather = all-reduce
-        self.mine.grad /= self.n
+            for p, part in zip(self.params, gradient.split([*self.sizes, self.padding]), strict=False):
+                p.grad = part.view_as(p)
         self.optimizer.step()  # writes into flat, and so into the parameters
         ring_all_gather(self.flat, self.n)
 
@@ -97,6 +99,9 @@ def train(stage: int, name: str, n: int, whole: tuple, alone: list, cfg: Config,
         assert_all_equal(what, parameters(model), weights, cfg.tolerance)
         mine = F.pad(gradient, (0, ours.padding)).chunk(n)[group.rank]
         assert_equal(f"{what} gradient", ours.mine.grad, mine, cfg.tolerance)
+        if stage == 1:
+            everything = torch.cat([p.grad.flatten() for p in model.parameters()])
+            assert_equal(f"{what} all gradients", everything, gradient, cfg.tolerance)
     chunk = ours.mine.nbytes
     assert sent.bytes == (4 - stage) * (n - 1) * chunk and sent.calls == (4 - stage) * (n - 1), sent
     state = [t for s in ours.optimizer.state.values() for t in s.values() if t is not None and t.dim()]
@@ -118,7 +123,7 @@ def main(cfg: Config) -> None:
                         rows[f"{name}, ZeRO-{stage}, {n}"] = row
                 if group.rank == 0:
                     print(
-                        f"{n} ranks, ZeRO-{stage}: equal to one process; a rank sends "
+                        f"{n} rank(s), ZeRO-{stage}: equal to one process; a rank sends "
                         f"{row['sent']:,} bytes per step in {row['calls']} messages"
                     )
         record_results("lab_18_by_hand", rows)

@@ -104,7 +104,7 @@ def main(cfg: Config) -> None:
                     rows[f"{way}, {n}"] = row = measure(way, group, members, cfg)
                 if group.rank == 0:
                     print(
-                        f"{n} ranks, {way:14}: parameters {row['parameters']:9,}, "
+                        f"{n} rank(s), {way:14}: parameters {row['parameters']:9,}, "
                         f"gradients {row['gradients']:9,}, state {row['state']:9,} bytes"
                     )
         record_results("lab_18_memory", rows)

@@ -74,7 +74,7 @@ def main(cfg: Config) -> None:
             raise InputError("there is nothing to load: run lab_19_state.py first")
         mesh = init_device_mesh(group.device.type, (group.world_size,))
 
-        # The whole file: rank 0 reads it, the others get their slices from rank 0.
+        # The whole file. All read it, to compare below; slices come from rank 0.
         model, _ = prepare(cfg.seed + 1 + group.rank, group, mesh)
         saved = load_checkpoint(folder / "whole.pt", group.device)["model"]
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

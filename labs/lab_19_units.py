@@ -37,8 +37,8 @@ class MemoryRecorder(TorchDispatchMode):
     """Sees each operation of torch on this thread, backward and collectives included.
 
     ``peak`` is the largest number of bytes, after any operation, in the storages that are alive. ``whole`` is
-    the same for those of ``model``'s parameters that are whole just then. ``calls`` counts operations by
-    name. gloo's own buffers, and what lies unused in the allocator, are not seen.
+    that of those of ``model``'s parameters that are whole just then, without padding. ``calls`` counts
+    operations by name. gloo's own buffers, and what lies unused in the allocator, are not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,7 +55,8 @@ class MemoryRecorder(TorchDispatchMode):
             time.sleep(0.01)  # gloo's thread lets go of a message a little after it was sent
             self.peak = max(self.peak, self.bytes_alive())
         whole = (p for p in self.model.parameters() if not isinstance(p, DTensor))
-        self.whole = max(self.whole, sum(p.untyped_storage().nbytes() for p in whole))
+        # Without the rows that FSDP2 adds where the number of ranks does not divide them.
+        self.whole = max(self.whole, sum(p.nbytes for p in whole if p.untyped_storage().nbytes()))
         return result
 
     def bytes_alive(self) -> int:

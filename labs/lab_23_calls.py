@@ -6,7 +6,7 @@ Written by:  notebooks/23_rpc.ipynb
 
 import warnings
 from dataclasses import dataclass
-from threading import Barrier
+from threading import Barrier, Lock
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ class Config:
 
 MINE = {"rank": -1}  # every process has its own
 SEATS = Barrier(Config.guests, timeout=10)
+TURN = Lock()  # calls of several guests run in several threads
 MEETING: list[tuple[int, torch.futures.Future]] = []
 
 
@@ -44,10 +45,12 @@ def sit_down() -> int:
 def meet(rank: int, guests: int) -> torch.futures.Future[list[int]]:
     """Answer all guests when the last has come. What waits is a Future; no thread is held."""
     mine = torch.futures.Future()
-    MEETING.append((rank, mine))
-    if len(MEETING) == guests:
-        for _, answer in MEETING:
-            answer.set_result(sorted(guest for guest, _ in MEETING))
+    with TURN:
+        MEETING.append((rank, mine))
+        here = list(MEETING)
+    if len(here) == guests:  # true for the last one only
+        for _, answer in here:
+            answer.set_result(sorted(guest for guest, _ in here))
     return mine
 
 

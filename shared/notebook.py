@@ -58,10 +58,10 @@ def setup() -> None:
     shell.register_magic_function(_writefile, magic_kind="cell", magic_name="writefile")
 
 
-def world_size(value: object, smallest: int = 1, largest: int = 8) -> int:
+def world_size(value: object, smallest: int = 1, largest: int = 8, name: str = "WORLD_SIZE") -> int:
     """Return ``value`` if it is a number of ranks that the lesson can run with, else raise ``InputError``."""
     if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
-        raise InputError(f"WORLD_SIZE must be a whole number from {smallest} to {largest}, not {value!r}")
+        raise InputError(f"{name} must be a whole number from {smallest} to {largest}, not {value!r}")
     return value
 
 

@@ -20,6 +20,12 @@ def test_units_by_hand_equal_ddp(ranks: int, tmp_path: Path):
     assert "5 steps equal to DDP and to one process" in done.stdout
 
 
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_padding_does_not_count_as_whole_parameters(ranks: int, tmp_path: Path):
+    done = torchrun(LABS / "lab_19_units.py", ranks=ranks, RANK_BY_RANK_RESULTS=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize(
     ("lab", "old", "new", "told"),
     [

@@ -73,7 +73,7 @@ class Run:
         ledger, (weights, momentum) = self._ledger, self.state()
         if not 1 <= step <= STEPS:
             raise Wrong(f"there is no step {step}, only 1 to {STEPS}")
-        if step == 1 and not self.done and ledger.saves:
+        if step == 1 and not self.done and ledger.saves and ledger.clock:
             raise Wrong("after a kill the run starts at step 1 again, although there is a snapshot")
         fits = [s for s, (w, _) in enumerate(ledger.unbroken) if (w - weights).abs().max() < 1e-12]
         if fits != [step - 1]:

@@ -22,12 +22,13 @@ GATHERS = {"all_gather": 1}, {"all_gather_into_tensor": 1}
 
 
 def shapes(n: int) -> dict[str, torch.Size]:
-    """A size that divides by N, two that do not, and one so small that a rank gets nothing but padding."""
+    """Sizes that N divides and that it does not; with the last, ranks above 0 get nothing but padding."""
     return {
         "divides": torch.Size((2 * n, 3)),
         "one more": torch.Size((5 * n + 1,)),
         "a matrix": torch.Size((31, 7)),
         "tiny": torch.Size((1, n + 1)),
+        "one": torch.Size((1, 1)),
     }
 
 
