@@ -21,7 +21,7 @@ from shared.ports import HERE, free_port
 from shared.results import results_folder
 
 TRAINING = "lab_13_train.py"
-# Seconds, but for max_attempt: so many missed signs of life, and a node is given up. torchrun's own: 5, 3, 30.
+# Seconds, but for max_attempt: a node is given up after so many missed signs of life. By default 5, 3, 30.
 RENDEZVOUS = ("keep_alive_interval=1", "keep_alive_max_attempt=4", "last_call_timeout=1")
 
 
