@@ -14,7 +14,7 @@ MEANING = {
     "--standalone": "one node, a free port: no other rendezvous option is needed",
     "--node-rank": "group rank of this node; only with static rendezvous",
     "--master-addr": "address of node 0; only with static rendezvous",
-    "--master-port": "port on node 0, 29500 if not given; only with static rendezvous",
+    "--master-port": "port on node 0, on several nodes 29500 if not given; only with static rendezvous",
     "--rdzv-backend": "how the agents meet: static or c10d",
     "--rdzv-endpoint": "HOST:PORT where they meet with c10d",
     "--rdzv-id": "name of the job, the same for all its agents",
@@ -24,7 +24,7 @@ MEANING = {
     "--role": "a name for these ranks; ROLE_RANK counts within it",
     "--log-dir": "folder for the ranks' output, with --redirects or --tee",
     "--redirects": "3 sends both streams of every rank to files",
-    "--tee": "3 does so and prints them too, marked with the rank",
+    "--tee": "3 does so and prints them too, marked with the local rank",
     "--local-ranks-filter": "only these local ranks print to the terminal",
 }
 

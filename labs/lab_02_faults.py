@@ -91,7 +91,7 @@ def all_faults(taken: int, left: Path) -> list[Fault]:
     unset = ("MASTER_ADDR expected, but not set",)
     in_use = ("^DistNetworkError: The server socket has failed to listen .* EADDRINUSE", "^met B0, A1$")
     old, refused = f"file://{left}", ("connectFullMesh failed .*(Connection refused|Connect timeout)",)
-    no_gpu = ("requires at least one CUDA device|have NCCL built in",) * 2
+    no_gpu = ("requires at least one CUDA device|no GPUs found|have NCCL built in",) * 2
     faults = [
         Fault("missing rank", (0, 1), 3, a, missing, "rank 2 comes", a, rank_0_longer_s=3),
         Fault("no rank 0", (1, 2), 3, b, unreachable(HERE), "rank 0 comes", b),

@@ -30,6 +30,8 @@ class Config:
 
 def shares(images: int, ratio: int, world_size: int) -> list[int]:
     """How many images each rank gets: rank 0 about ``ratio`` times as many as each other rank."""
+    if ratio == 1:
+        return [images // world_size] * world_size
     other = round(images / (ratio + world_size - 1))
     return [images - other * (world_size - 1)] + [other] * (world_size - 1)
 
@@ -80,7 +82,7 @@ def main(cfg: Config) -> None:
         for ratio in cfg.ratios:
             rows[f"{ratio} : 1"] = shares(cfg.batch, ratio, n)
         rows["all images"] = as_even_as_possible(len(x), n)
-        rows["none on the last"] = [*as_even_as_possible(cfg.batch, n - 1), 0]
+        rows["none on the last"] = [cfg.batch // (n - 1)] * (n - 1) + [0]
 
         for case, counts in rows.items():
             total = sum(counts)

@@ -28,7 +28,7 @@ class Config:
 
 def fill_buckets(parameters: list[torch.Tensor], order: list[int], caps: tuple) -> list[list[int]]:
     """Fill buckets in this order, each with one dtype on one device, and close one when it *reaches* its
-    cap in bytes: ``caps[0]`` for the first, ``caps[1]`` for all others."""
+    cap in bytes: ``caps[0]`` for the first (in DDP: of each dtype), ``caps[1]`` for all others."""
     buckets, growing = [], {}
     for index in order:
         kind = (parameters[index].dtype, parameters[index].device)
@@ -49,7 +49,7 @@ class OverlappedDDP(nn.Module):
         module: the model, built alike on each rank. Its parameters and buffers become rank 0's.
         bucket_cap_mb: a bucket is full when it has so many MiB. None: the first at 1, the others at 25.
         process_group: the ranks that average their gradients; None for all.
-        broadcast_buffers: whether each forward begins with rank 0's buffers.
+        broadcast_buffers: whether each forward begins with rank 0's buffers; also as forward_sync_buffers.
         of_ddp: DDP's other options may be given, such as find_unused_parameters. They change nothing.
 
     Raises:
@@ -65,11 +65,15 @@ class OverlappedDDP(nn.Module):
         self.learning = [p for p in module.parameters() if p.requires_grad]  # a tied one once
         if not self.learning:
             raise ValueError("no parameter of the module requires a gradient")
-        self.module, self.process_group, self.broadcast_buffers = module, process_group, broadcast_buffers
+        self.module, self.process_group, self.ranks = (
+            module,
+            process_group,
+            dist.get_world_size(process_group),
+        )
+        self.broadcast_buffers = of_ddp.get("forward_sync_buffers", broadcast_buffers)
         self.caps = (2**20, 25 * 2**20) if bucket_cap_mb is None else (bucket_cap_mb * 2**20,) * 2
         self.sync, self.sync_this, self.settled, self.works = True, True, False, []
         self.used: dict[int, None] = {}  # by this rank since the last all-reduce, in order of arrival
-        self.ranks = dist.get_world_size(process_group)
         take_from_rank_0([*module.parameters(), *module.buffers()], process_group)
         self._make_buckets([*range(len(self.learning))][::-1])  # a guess: what comes last is ready first
         me = weakref.ref(self)  # a hook that held self would make a cycle: see lesson 08, exit code -6

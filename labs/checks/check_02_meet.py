@@ -87,7 +87,7 @@ def everybody_comes(answer: ModuleType, group: Group) -> bool:
     if group.rank == n - 1:
         time.sleep(LATE_S)
         arrivals.set("the late one", "came")
-    found = attempt(answer, "everybody", group.rank, n, STORES_PATIENCE)
+    found = attempt(answer, "everybody", group.rank, n, PATIENCE)
     waited = arrivals.check(["the late one"])
     everyone, problems = [None] * n, [None] * n
     dist.all_gather_object(everyone, found if isinstance(found, tuple) else None)

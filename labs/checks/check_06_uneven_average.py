@@ -12,15 +12,13 @@ from shared.data import load_images
 from shared.exercises import Wrong, check_exercise
 from shared.group import Group
 
-OTHERS = (
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "all_gather_object",
-    "all_gather_single",
-    "reduce_scatter",
+NAMES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_to_all"),
+    *("all_to_all_single", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    *("send", "recv", "isend", "irecv", "batch_isend_irecv"),
 )
+OTHERS = tuple(name for name in NAMES if hasattr(dist, name))  # not every torch has all
 TOLERANCE = 1e-12  # float64
 
 

@@ -75,6 +75,7 @@ def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, gro
         step(members)
     wanted = ("forward", "backward", "gloo:all_reduce")
     spans = [(e.name, e.time_range.start, e.time_range.end) for e in profiler.events() if e.name in wanted]
+    spans.remove(max((s for s in spans if s[0] == "gloo:all_reduce"), key=lambda s: s[1]))  # Step's own
     begin = min(start for name, start, _ in spans if name == "forward")
     return [
         (name, (start - begin) / 1e6, (end - begin) / 1e6) for name, start, end in spans if start >= begin
@@ -84,9 +85,12 @@ def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, gro
 def table(title: str, rows: dict[int, dict]) -> str:
     """Rows by way, columns by number of processes: milliseconds as total (forward + backward)."""
     lines = [title, f"{'':16} " + " ".join(f"{n:>12} process{'es' if n > 1 else '':2}" for n in rows)]
-    for way in next(iter(rows.values())):
+    for way in max(rows.values(), key=len):
         cells = []
         for measured in rows.values():
+            if way not in measured:
+                cells.append(" " * 22)
+                continue
             f, b, t = (1e3 * measured[way][part] for part in ("forward", "backward", "total"))
             cells.append(f"{f'{t:.0f} ({f:.0f} + {b:.0f})':>22}")
         lines.append(f"{way:16} " + " ".join(cells))

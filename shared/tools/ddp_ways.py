@@ -1,6 +1,7 @@
 """What the benchmark of lesson 09 measures: a model, wrapped in one of several ways, that trains."""
 
 import argparse
+import contextlib
 import copy
 import importlib.util
 import statistics
@@ -50,10 +51,12 @@ def wrappers(members: dist.ProcessGroup, cap: float | None, wire: Wire | None) -
         "overlapped": lambda model: from_lab("overlapped", "OverlappedDDP")(model, cap, members),
         "torch": torchs,
     }
-    if importlib.util.find_spec("apex") and torch.cuda.is_available() and not wire:
-        from apex.parallel import DistributedDataParallel as ApexDDP
+    everybody = dist.get_world_size(members) == dist.get_world_size()  # apex's knows no other group
+    if torch.cuda.is_available() and not wire and everybody:
+        with contextlib.suppress(ImportError):  # apex removed its DDP in May 2025
+            from apex.parallel import DistributedDataParallel as ApexDDP
 
-        ways["apex"] = ApexDDP  # always over all ranks
+            ways["apex"] = ApexDDP
     return ways
 
 
