@@ -65,11 +65,8 @@ class OverlappedDDP(nn.Module):
         self.learning = [p for p in module.parameters() if p.requires_grad]  # a tied one once
         if not self.learning:
             raise ValueError("no parameter of the module requires a gradient")
-        self.module, self.process_group, self.ranks = (
-            module,
-            process_group,
-            dist.get_world_size(process_group),
-        )
+        self.module, self.process_group = module, process_group
+        self.ranks = dist.get_world_size(process_group)
         self.broadcast_buffers = of_ddp.get("forward_sync_buffers", broadcast_buffers)
         self.caps = (2**20, 25 * 2**20) if bucket_cap_mb is None else (bucket_cap_mb * 2**20,) * 2
         self.sync, self.sync_this, self.settled, self.works = True, True, False, []
@@ -122,8 +119,7 @@ class OverlappedDDP(nn.Module):
     def _finish(self) -> None:
         for index in [i for missing in self.missing for i in sorted(missing)]:  # not used by this rank
             self._put(index)
-        for work in self.works:
-            work.wait()
+        self.works = [work for work in self.works if not work.wait()]
         for index, users in enumerate(self.flags.tolist()):
             if users and self.learning[index].grad is None:
                 self.learning[index].grad = self.views[index]
