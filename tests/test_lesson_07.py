@@ -7,7 +7,7 @@ import torch
 
 from shared import results
 from shared.stand_ins import Wire
-from tests.helpers import ROOT, python, torchrun
+from tests.helpers import faulty_lab, python, torchrun
 
 
 def test_values_cross_one_way_and_gradients_the_other():
@@ -57,10 +57,7 @@ def test_a_lab_without_a_group_records_as_one_rank(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
-    text = (ROOT / "labs" / f"lab_07_{lab}.py").read_text(encoding="utf-8")
-    assert old in text
-    path = tmp_path / f"lab_07_{lab}.py"
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    path = faulty_lab(f"07_{lab}", old, new, tmp_path)
     done = torchrun(path) if lab == "ddp" else python(path)
     assert done.returncode == 1
     assert told in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import CourseError
-from tests.helpers import ROOT, SCRIPTS, torchrun
+from tests.helpers import ROOT, SCRIPTS, faulty_lab, torchrun
 
 PLANTED = {
     "the state of rank 0, not of the last": (
@@ -81,10 +81,7 @@ def test_all_reduces_are_found():
 @pytest.mark.slow
 @pytest.mark.parametrize(("lab", "old", "new", "expected"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_fault_is_found(lab: str, old: str, new: str, expected: str, tmp_path: Path):
-    text = (ROOT / "labs" / lab).read_text(encoding="utf-8")
-    assert old in text
-    path = tmp_path / lab
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    path = faulty_lab(lab.removeprefix("lab_").removesuffix(".py"), old, new, tmp_path)
     done = torchrun(path)
     assert done.returncode == 1
     assert expected in done.stdout

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.two_devices import ToyMpModel, TwoDevices
-from tests.helpers import ROOT, python, torchrun
+from tests.helpers import faulty_lab, python, torchrun
 
 
 def test_each_process_has_two_devices_of_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -56,10 +56,7 @@ def test_activations_and_their_gradients_cross():
     ],
 )
 def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
-    text = (ROOT / "labs" / f"lab_15_{lab}.py").read_text(encoding="utf-8")
-    assert old in text
-    path = tmp_path / f"lab_15_{lab}.py"
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    path = faulty_lab(f"15_{lab}", old, new, tmp_path)
     done = torchrun(path) if lab == "ddp" else python(path)
     assert done.returncode == 1
     assert told in done.stdout

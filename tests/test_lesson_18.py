@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, SCRIPTS, torchrun
+from tests.helpers import SCRIPTS, faulty_lab, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +38,7 @@ def test_it_equals_every_optimizer_of_torch():
     ],
 )
 def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
-    text = (ROOT / "labs" / f"lab_18_{lab}.py").read_text(encoding="utf-8")
-    assert old in text
-    path = tmp_path / f"lab_18_{lab}.py"
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    path = faulty_lab(f"18_{lab}", old, new, tmp_path)
     done = torchrun(path)
     assert done.returncode == 1
     assert told in done.stdout

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, torchrun
+from tests.helpers import ROOT, faulty_lab, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +41,7 @@ def test_padding_does_not_count_as_whole_parameters(ranks: int, tmp_path: Path):
     ],
 )
 def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
-    text = (LABS / f"lab_19_{lab}.py").read_text(encoding="utf-8")
-    assert old in text
-    path = tmp_path / f"lab_19_{lab}.py"
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    path = faulty_lab(f"19_{lab}", old, new, tmp_path)
     done = torchrun(path, RANK_BY_RANK_RESULTS=str(tmp_path))
     assert done.returncode == 1
     assert told in done.stdout
