@@ -131,7 +131,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         report = complete_save(answer, 2, latest, "a save that nobody disturbs")
         # Kill at each moment at which a file changed, and at others by chance; the ranks share them.
         moments, tried = set(report["changes"]), []
-        steps = [step for step in range(report["steps"]) if step not in moments]
+        steps = sorted({*range(report["steps"])} - moments)
         random.Random(11).shuffle(steps)
         moments |= set(steps[: max(0, KILLS - len(moments))])
         for moment in sorted(moments)[group.rank :: group.world_size]:
@@ -140,9 +140,8 @@ def verify(answer: ModuleType, group: Group) -> str:
             if left_at(latest) not in ("holds save 3", "holds save 4"):
                 raise Wrong(f"killed after {report.get('call', 'its end')}: latest.pt {left_at(latest)}")
             if (names := names_in(latest.parent)) not in tried:  # also over what this kill left lying about
-                complete_save(
-                    answer, 5, latest, f"a save after one killed after {report.get('call', 'its end')}", -1
-                )
+                when = f"a save after one killed after {report.get('call', 'its end')}"
+                complete_save(answer, 5, latest, when, -1)
                 tried.append(names)
     return f"latest.pt was whole after each of {len(moments)} kills, and the next save worked. Well done."
 

@@ -1,4 +1,4 @@
-# rejected: the gradients are right, but took 1 all-reduces and 1 other collectives
+# rejected: the gradients are right, but took 1 x all_gather_object, 1 x all_reduce
 """A flat buffer, but the count travels in a message of its own."""
 
 import torch

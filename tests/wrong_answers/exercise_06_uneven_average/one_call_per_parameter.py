@@ -1,4 +1,4 @@
-# rejected: the gradients are right, but took 5 all-reduces and 0 other collectives
+# rejected: the gradients are right, but took 5 x all_reduce
 """The right values, a message for each parameter and one for the count."""
 
 import torch
