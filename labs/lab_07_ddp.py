@@ -120,9 +120,7 @@ def main(cfg: Config) -> None:
         sent = {n: bytes_sent(n, x, y, cfg, group) for n in range(1, group.world_size + 1)}
         learning = sum(p.nbytes for p in net.parameters() if p.requires_grad)
         seen = "was not counted" if sent[group.world_size] is None else "was what a ring sends"
-        print_in_rank_order(
-            f"what left this process, with {group.rank + 1} to {group.world_size} ranks at work, {seen}"
-        )
+        print_in_rank_order(f"what left this process, with up to {group.world_size} ranks at work, {seen}")
         values = sum(p.sum().item() for p in net.parameters())
         record_results("lab_07_ddp", {"sent": sent, "gradients": learning, "values": values})
 
