@@ -40,6 +40,8 @@ def main(cfg: Config) -> None:
     started = time.perf_counter()
     rank, local_rank, world_size = read_environment()  # torchrun has told each process who it is
     device = pick_device(local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # collectives of Python objects use the current GPU
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     joined = time.perf_counter() - started
 

@@ -34,7 +34,8 @@ def main() -> None:
     for what, fit in checks.items():
         print(f"{'ok     ' if fit else 'MISSING'} {what}")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    choice = "nccl" if gpus > 1 else "gloo on the CPU"
+    forced = os.environ.get("RANK_BY_RANK_DEVICE") == "cpu"
+    choice = "nccl" if gpus > 1 and not forced else "gloo on the CPU"
     print(f"        {gpus} GPU(s): labs with 2 ranks use {choice}")
     if not all(checks.values()):
         raise CourseError("this machine is not fit yet; the README's section Troubleshooting helps")

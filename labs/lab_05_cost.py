@@ -71,7 +71,7 @@ def seconds(function: Callable, group: Group) -> float:
 def fit(sizes: list[int], times: list[float], n: int) -> tuple[float, float]:
     """Fit t = 2 (n - 1) alpha + 2 (n - 1) / n * size * beta by least squares of relative errors.
 
-    Returns alpha in seconds per message and beta in seconds per byte.
+    Returns alpha in seconds per step and beta in seconds per byte.
     """
     terms = np.array([[2 * (n - 1), 2 * (n - 1) / n * size] for size in sizes])
     weights = 1 / np.array(times)

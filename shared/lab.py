@@ -1,4 +1,4 @@
-"""The one door through which every lab passes: ``run(main, cfg)``. Taught in lesson 00."""
+"""The one door through which every rank of a lab passes: ``run(main, cfg)``. Taught in lesson 00."""
 
 import atexit
 import ctypes
@@ -28,15 +28,16 @@ def die_with_launcher() -> None:
 def run(main: Callable, *args) -> None:
     """Call ``main(*args)`` as the body of a lab and leave the process cleanly.
 
-    - Success: exit code 0. The group is destroyed and reference cycles are collected first.
+    - Success: exit code 0. The group is destroyed first.
     - ``CourseError``: its text in one line, exit code 1. For an ``InputError`` rank 0 speaks for all.
     - Any other exception: the traceback, each line marked with the rank, exit code 1.
     - An error that only echoes another rank's: wait, so that torchrun names the rank that failed first.
     - ``SystemExit``: its own code.
 
     After ``atexit`` the process ends without the interpreter's own shutdown. There, gloo's threads may
-    still ask for the interpreter, and a DDP script aborts at random with exit code -6, whatever it had
-    achieved (pytorch/pytorch#179291, #190489).
+    still ask for the interpreter, and a script aborts at random with exit code -6, whatever it had
+    achieved. With DDP these threads outlive ``destroy_process_group()``, too. (pytorch/pytorch#190489 is
+    about scripts that do not call it.)
 
     torch's ``record`` writes the error to the file that torchrun names, so torchrun's summary shows the
     cause. A lab that is no rank and does without torch is not made to wait for torch here.

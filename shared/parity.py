@@ -60,6 +60,9 @@ def assert_same_on_every_rank(what: str, tensors: Named) -> None:
     Raises:
         ParityError: on every rank, naming the first tensor that differs and the ranks that hold it.
     """
+    tensors = list(tensors)
+    if not tensors:
+        raise ParityError(f"{what}: there is nothing to compare")
     for name, tensor in tensors:
         from_rank_0 = tensor.detach().clone()
         dist.broadcast(from_rank_0, src=0)

@@ -121,5 +121,6 @@ def assert_ring_traffic(sent: Sent, whole: int, ranks: int) -> None:
     for size, _ in sent.messages:
         if abs(size - whole / ranks) >= 8:  # one element of float64
             raise TrafficError(f"a message has {size:,} bytes; a chunk has {whole / ranks:,.0f}")
-    if whole % ranks == 0 and sent.bytes * ranks != messages * whole:
+    equal = whole % (8 * ranks) == 0  # then all chunks have equally many elements of up to 8 bytes
+    if equal and sent.bytes * ranks != messages * whole:
         raise TrafficError(f"bytes sent: {sent.bytes:,}; a ring sends {messages * whole // ranks:,}")

@@ -10,6 +10,7 @@ from torch import nn
 
 from shared import parity, results
 from shared.errors import ParityError
+from shared.traffic import Sent, TrafficError, assert_ring_traffic
 from tests.helpers import SCRIPTS, torchrun
 
 ONES = torch.ones(2, 3)
@@ -21,6 +22,30 @@ def one_element(value: float) -> torch.Tensor:
     tensor = ONES.clone()
     tensor[1, 2] = value
     return tensor
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([(24, 1)] * 5, "messages sent: 5; a ring of 4 sends 6"),
+        ([(24, 1)] * 5 + [(24, 2)], "more than one neighbour"),
+        ([(96, 1)] * 6, "a message has 96 bytes"),
+        ([(20, 1)] * 6, "bytes sent: 120; a ring sends 144"),
+    ],
+)
+def test_what_is_no_ring_is_found(messages: list[tuple[int, int]], told: str):
+    with pytest.raises(TrafficError, match=told):
+        assert_ring_traffic(Sent(messages), 96, 4)
+
+
+def test_uneven_chunks_are_a_ring():
+    elements = (251, 251, 250, 250, 251, 251)  # of 1,002 numbers on 4 ranks, what rank 1 sends
+    assert_ring_traffic(Sent([(8 * count, 2) for count in elements]), 8 * 1002, 4)
+
+
+def test_nothing_to_compare_is_no_proof():
+    with pytest.raises(ParityError, match="nothing to compare"):
+        parity.assert_same_on_every_rank("parameters", [])
 
 
 def test_equal_tensors_return_their_difference():

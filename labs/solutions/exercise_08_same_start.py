@@ -1,4 +1,4 @@
-"""Exercise 08: what the constructor of DDP does first."""
+"""Exercise 08: what makes the replicas equal in the constructor of DDP."""
 
 import torch
 import torch.distributed as dist
