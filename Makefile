@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 OLDEST := .venv-oldest-kernel
 
-.PHONY: lab test run check sync refresh format bench browser clean
+.PHONY: help lab test run check sync refresh format bench browser clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,16 +21,16 @@ help:
 
 # TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
 $(DONE): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages; this takes minutes, once"
-	@if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q --index-url "$(TORCH_INDEX)" $$($(PYTHON) shared/tools/pins.py pinned torch torchvision); fi
+	@if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q --index-url "$(TORCH_INDEX)" $$($(BIN)/python shared/tools/pins.py pinned torch torchvision); fi
 	@$(BIN)/python -m pip install -q -e ".[test,pinned]"
 	@touch $(DONE)
 
 $(OLDEST)/.installed: pyproject.toml $(DONE)
-	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip install -q $$($(PYTHON) shared/tools/pins.py oldest-kernel)
+	@test -x $(OLDEST)/bin/pip || $(BIN)/python -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -q $$($(BIN)/python shared/tools/pins.py oldest-kernel)
 	@touch $@
 
 lab: $(DONE)
@@ -51,6 +51,7 @@ sync: $(DONE)
 refresh: $(DONE)
 	@$(BIN)/python -m shared.tools.sync
 	@$(BIN)/python -m shared.tools.refresh $(LESSONS)
+	@$(BIN)/python -m shared.tools.sync
 
 format: $(DONE)
 	@$(BIN)/python -m shared.tools.format

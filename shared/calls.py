@@ -7,6 +7,15 @@ from functools import wraps
 
 import torch.distributed as dist
 
+_NAMES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_reduce"),
+    *("all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast"),
+    *("broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv"),
+    *("reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter"),
+    *("scatter_object_list", "send"),
+)
+CALLS = tuple(name for name in _NAMES if hasattr(dist, name))  # all ways to communicate that this torch has
+
 
 @contextmanager
 def count_calls(*names: str) -> Iterator[Counter]:

@@ -4,7 +4,6 @@ import json
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,10 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from shared.ports import free_port
 from tests.helpers import HANG_S, environment
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever http_proxy says
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_OPTIONS = (
@@ -55,9 +57,7 @@ def jupyterlab(root: Path, folder: Path) -> Iterator[tuple[str, str]]:
         file = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(values), encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     token = f"t{secrets.token_hex(8)}"
     options = {
         "ServerApp.ip": "127.0.0.1",
@@ -93,7 +93,7 @@ def _wait_until_up(status: str, server: subprocess.Popen, log: Path) -> None:
     end = time.monotonic() + HANG_S
     while True:
         try:
-            with urllib.request.urlopen(status):
+            with DIRECT.open(status, timeout=10):
                 return
         except OSError:
             assert server.poll() is None and time.monotonic() < end, log.read_text()[-2000:]

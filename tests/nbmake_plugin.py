@@ -1,6 +1,7 @@
 """Lessons under nbmake: a red one shows what its ranks printed, a green one must show what is committed."""
 
 import functools
+import os
 from pathlib import Path
 
 import nbformat
@@ -15,15 +16,21 @@ from shared.tools.outputs import ANSI, compare
 SECTION = "what the failing cell printed"
 SHOWN_CHARACTERS = 6000
 NO_CELL = -1
+DEVICE = "RANK_BY_RANK_DEVICE"
+BEFORE = pytest.StashKey[str | None]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[BEFORE] = os.environ.get(DEVICE)
+    os.environ.setdefault(DEVICE, "cpu")  # the committed outputs are those of CPUs
     # As in `make refresh`: without it the frames of a progress bar stay apart and outputs never agree.
     nb_run.NotebookClient = functools.partial(NotebookClient, coalesce_streams=True)
     nb_run.NotebookRun.execute = compared(nb_run.NotebookRun.execute)
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if config.stash[BEFORE] is None:
+        os.environ.pop(DEVICE, None)
     nb_run.NotebookClient = NotebookClient
     nb_run.NotebookRun.execute = nb_run.NotebookRun.execute.__wrapped__
 

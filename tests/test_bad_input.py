@@ -9,7 +9,7 @@ import pytest
 from shared import notebook
 from shared.errors import CourseError, InputError
 from shared.exercises import LABS
-from tests.helpers import ROOT, SCRIPTS, python, torchrun
+from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS, python, torchrun
 from tests.kernels import run_papermill
 
 slow = pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_good_world_size_is_returned():
 @slow
 @pytest.mark.parametrize("size", [0, 99, "two"])
 def test_a_lesson_refuses_a_bad_world_size(size: object, checkout: Path):
-    path = min((checkout / "notebooks").glob("[0-9]*.ipynb"))
+    path = checkout / "notebooks" / LESSON_PATHS[0].name
     error = run_papermill(path, checkout, WORLD_SIZE=size)
     assert error == RANGE.format(size)
     executed = nbformat.read(path.with_suffix(".done.ipynb"), 4)

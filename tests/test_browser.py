@@ -15,16 +15,23 @@ pytestmark = pytest.mark.slow
 NUMBERS = os.environ.get("LESSONS", "00").split()
 LESSONS = [path.name for path in LESSON_PATHS if path.name[:2] in NUMBERS]
 RED = "98_red.ipynb"
+if unknown := sorted(set(NUMBERS) - {name[:2] for name in LESSONS}):
+    raise pytest.UsageError(f"there is no lesson {', '.join(unknown)}")
 MISSING = "browser test not run: chromium is missing"
+
+
+def need_chromium() -> None:
+    """Without it fail where it is required, as in CI, and skip elsewhere."""
+    if find_chromium() is None:
+        if os.environ.get("RANK_BY_RANK_BROWSER") == "required":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
 
 
 @pytest.fixture(scope="module")
 def lab(checkout: Path, tmp_path_factory: pytest.TempPathFactory):
     """JupyterLab serving a copy of the checkout in which nothing was executed yet."""
-    if find_chromium() is None:
-        if os.environ.get("RANK_BY_RANK_BROWSER") == "required":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
+    need_chromium()
     for name in LESSONS:
         notebook = nbformat.read(checkout / "notebooks" / name, 4)
         for cell in notebook.cells:
@@ -65,6 +72,11 @@ def test_run_all_stops_at_a_failing_command(lab: tuple[str, str]):
     assert (after.prompt, after.output) == ("[ ]:", "")
 
 
-def test_a_missing_browser_is_told(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("required", "kind"), [("required", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_a_missing_browser_is_told(required: str, kind: type, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
-    assert find_chromium() is None
+    monkeypatch.setenv("RANK_BY_RANK_BROWSER", required)
+    with pytest.raises(kind, match=MISSING):
+        need_chromium()

@@ -1,6 +1,7 @@
 """Stubs are not started, solutions are accepted, and each typical wrong answer is told what is wrong."""
 
 import functools
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -28,7 +29,21 @@ def solution(exercise: str) -> Path:
 
 
 @functools.cache
+def tried(exercise: str, ranks: int) -> dict[Path, Done] | Exception:
+    """What ``all_answers`` returns or raises: once, for a check that hangs would hang for each answer."""
+    try:
+        return all_answers(exercise, ranks)
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        return error
+
+
 def checked(exercise: str, ranks: int) -> dict[Path, Done]:
+    if isinstance(found := tried(exercise, ranks), Exception):
+        raise found
+    return found
+
+
+def all_answers(exercise: str, ranks: int) -> dict[Path, Done]:
     """{answer: how its check ended} for the solution, with 2 ranks the stub, with 3 all wrong answers."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,5 +1,6 @@
 """Lesson 01: reports that do not fit are noticed, and the lab with two agents leaves nothing behind."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -95,7 +96,8 @@ def labs(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / DRIVER).write_text(text, encoding="utf-8")
     yield tmp_path
     for pid in living(tmp_path):
-        os.kill(pid, 9)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
 
 
 def living(folder: Path) -> list[int]:

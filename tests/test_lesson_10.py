@@ -58,8 +58,8 @@ def test_the_script_runs_after_each_step(number: int, tmp_path: Path):
         ("talkative", "one collective per pass, not"),
     ],
 )
-def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None):
-    done = torchrun(SCRIPTS / "faulty_batch_norm.py", fault, ranks=4)
+def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None, tmp_path: Path):
+    done = torchrun(SCRIPTS / "faulty_batch_norm.py", fault, ranks=4, RANK_BY_RANK_RESULTS=str(tmp_path))
     assert (done.returncode == 0) == (expected is None), done.stdout
     assert expected is None or expected in done.stdout
 

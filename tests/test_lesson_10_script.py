@@ -73,14 +73,14 @@ def test_ctrl_c_leaves_no_process_and_a_whole_checkpoint(tmp_path: Path):
     arguments = ("--epochs", "1000", "--workers", "1", "--checkpoint", path)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     lab = SleepingLab(path)  # finds the processes that bear this path
-    try:
-        with subprocess.Popen(torchrun_command(TRAIN, 2, *arguments), env=environment(), **quiet) as launcher:
+    with subprocess.Popen(torchrun_command(TRAIN, 2, *arguments), env=environment(), **quiet) as launcher:
+        try:
             wait_until(path.is_file, "the first checkpoint is there")
             launcher.send_signal(signal.SIGINT)
             assert launcher.wait(60) != 0
-        wait_until(lambda: not lab.processes(), "no process is left")
-    finally:
-        lab.end()
+            wait_until(lambda: not lab.processes(), "no process is left")
+        finally:
+            lab.end()
     assert len(load_checkpoint(path)["history"]) >= 1
 
 

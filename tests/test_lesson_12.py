@@ -69,8 +69,8 @@ def test_the_rule_on_paper(skew, every: int, expected: float):
 
 
 @pytest.mark.slow
-def test_all_reduces_are_found():
-    done = torchrun(SCRIPTS / "launched.py")
+def test_all_reduces_are_found(tmp_path: Path):
+    done = torchrun(SCRIPTS / "launched.py", RANK_BY_RANK_RESULTS=str(tmp_path))
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     for rank in range(2):
@@ -82,6 +82,6 @@ def test_all_reduces_are_found():
 @pytest.mark.parametrize(("lab", "old", "new", "expected"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_fault_is_found(lab: str, old: str, new: str, expected: str, tmp_path: Path):
     path = faulty_lab(lab.removeprefix("lab_").removesuffix(".py"), old, new, tmp_path)
-    done = torchrun(path)
+    done = torchrun(path, RANK_BY_RANK_RESULTS=str(tmp_path))
     assert done.returncode == 1
     assert expected in done.stdout

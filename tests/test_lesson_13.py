@@ -26,7 +26,8 @@ def test_a_child_that_has_ended_does_not_run():
 
 
 @pytest.mark.slow
-def test_the_lab_that_forks_does_not_hang_where_torch_has_several_threads():
-    done = python(ROOT / "labs" / "lab_13_interval.py", OMP_NUM_THREADS="2")
+def test_the_lab_that_forks_does_not_hang_where_torch_has_several_threads(tmp_path: Path):
+    lab, results = ROOT / "labs" / "lab_13_interval.py", str(tmp_path)
+    done = python(lab, OMP_NUM_THREADS="2", RANK_BY_RANK_RESULTS=results)
     assert done.returncode == 0, done.stdout
     assert "bit for bit" in done.stdout

@@ -1,12 +1,13 @@
 """A failing command makes its notebook red, wherever it runs; a working one leaves it green."""
 
+import os
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_output
 
-from tests.helpers import ROOT, Done, command, notebook_of, pyproject
+from tests.helpers import ROOT, Done, notebook_of, pyproject
 from tests.kernels import install_kernel, run_nbclient, run_nbmake, run_papermill
 from tests.rules.cells import SET_UP
 
@@ -97,8 +98,10 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     if request.param == "own":
         return "python3"
     if not (OLDEST / ".installed").is_file():
-        done = command("make", f"{OLDEST.name}/.installed")
-        assert done.returncode == 0, done.stdout
+        missing = f"not run with the oldest kernel: `make test` installs it into {OLDEST.name}"
+        if os.environ.get("RANK_BY_RANK_BROWSER") == "required":  # in CI
+            pytest.fail(missing)
+        pytest.skip(missing)
     install_kernel(tmp_path, "oldest", OLDEST / "bin" / "python")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     return "oldest"

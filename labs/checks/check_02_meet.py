@@ -29,12 +29,14 @@ def store_of(meeting: str) -> dist.Store:
 @contextmanager
 def no_warnings() -> Iterator[None]:
     """Drop what C++ writes to stderr meanwhile: a store warns of each timeout, also of one that we want."""
-    kept = os.dup(2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
     try:
         yield
     finally:
         os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def attempt(answer: ModuleType, meeting: str, who: int, n: int, timeout: timedelta) -> object:

@@ -19,7 +19,7 @@ COLLECTIVES = (
     *("all_to_all", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
 )
-HEAD_START_S = 0.2  # who comes late must not come first
+HEAD_START_S = 0.5  # who comes late must not come first
 
 
 class Stage(io.StringIO):

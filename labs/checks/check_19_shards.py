@@ -5,19 +5,10 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from shared.calls import count_calls
+from shared.calls import CALLS, count_calls
 from shared.exercises import Wrong, check_exercise
 from shared.group import Group
 
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "broadcast",
-    "gather",
-    "scatter",
-)
 GATHERS = {"all_gather": 1}, {"all_gather_into_tensor": 1}
 
 
@@ -40,7 +31,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         whole = torch.arange(1, numel + 1, dtype=torch.float64, device=group.device).view(shape)
         look_at(answer.shard(whole.clone()), whole, length, f"{name}, {numel} elements", group)
         mine = answer.shard(whole.clone())
-        with count_calls(*COLLECTIVES) as calls:
+        with count_calls(*CALLS) as calls:
             found = answer.gather(mine, shape)
         look_at_whole(found, whole, f"{name}, {numel} elements")
         made = {call: count for call, count in calls.items() if count}

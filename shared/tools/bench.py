@@ -14,8 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import nbformat
+
+from shared.errors import CourseError
+from shared.options import positive
 from shared.tools import run_tool
-from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons
+from shared.tools.lessons import ROOT, cells_of, read_lessons
 
 EMPTY = "pass\n"
 BY_HAND = """
@@ -32,13 +36,15 @@ def main():
         pass
 run(main)
 """
-LAB_COMMAND = re.compile(r"^!(torchrun|python) (.*?)( > .*)?$", re.MULTILINE)
+COMMAND = re.compile(r"^!", re.MULTILINE)
 
 
 def seconds(command: list[str], folder: Path) -> float:
-    """Seconds of one command; whether it succeeds does not matter here, some labs fail on purpose."""
+    """Seconds of one command. Raises ``CourseError`` if it fails."""
     started = time.perf_counter()
-    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if done.returncode:
+        raise CourseError(f"exit code {done.returncode}: {' '.join(command)}")
     return time.perf_counter() - started
 
 
@@ -73,39 +79,24 @@ def bench_helper(repeats: int) -> None:
     print(f"  helper / by hand {times['our helper'] / times['group by hand']:.2f}")
 
 
-def lab_commands(lesson: Lesson) -> dict[str, list[str]]:
-    """The commands that a lesson's notebook runs, with its own WORLD_SIZE."""
-    code = "\n".join(cell.source for cell in cells_of(lesson.notebook, "code"))
-    world_size = re.search(r"^WORLD_SIZE = (\d+)", code, re.MULTILINE)[1]
-    commands = {}
-    for match in LAB_COMMAND.finditer(code):
-        words = match[2].replace("{WORLD_SIZE}", world_size).split(";")[0].split()
-        commands[Path(words[-1]).stem] = [match[1], *words]
-    return commands
+def seconds_of_labs(executed: Path) -> float:
+    """Seconds of the cells that run a command, as papermill noted them."""
+    cells = cells_of(nbformat.read(executed, 4), "code")
+    return sum(cell.metadata.papermill.duration for cell in cells if COMMAND.search(cell.source))
 
 
 def bench_lessons(repeats: int) -> None:
+    print("\nlessons through papermill, seconds; of these, cells that run labs; ratio")
     for lesson in read_lessons():
-        labs = lab_commands(lesson)
         with tempfile.TemporaryDirectory() as folder:
-            notebook = [
-                sys.executable,
-                "-m",
-                "papermill",
-                str(ROOT / lesson.path),
-                f"{folder}/out.ipynb",
-                "--no-progress-bar",
-                "-k",
-                "python3",
-            ]
-            times = in_turns({**labs, "notebook": notebook}, ROOT / "notebooks", repeats)
-        alone = sum(times[name] for name in labs)
-        print(f"\n{lesson.path.stem}, seconds")
-        for name in labs:
-            print(f"  {name:32} {times[name]:6.2f}")
-        print(f"  {'its labs together':32} {alone:6.2f}")
-        ratio = times["notebook"] / alone
-        print(f"  {'notebook (papermill)':32} {times['notebook']:6.2f}  {ratio:.2f} x its labs")
+            executed = Path(folder) / "out.ipynb"
+            command = [sys.executable, "-m", "papermill", str(ROOT / lesson.path), str(executed)]
+            rounds = []
+            for _ in range(repeats):
+                took = seconds([*command, "--no-progress-bar", "-k", "python3"], ROOT / "notebooks")
+                rounds.append((took, seconds_of_labs(executed)))
+        took, labs = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"  {lesson.path.stem:32} {took:6.2f} {labs:6.2f} {took / labs:5.2f}")
 
 
 def bench_ring(repeats: int) -> None:
@@ -127,7 +118,7 @@ def bench_ring(repeats: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure helpers, labs, notebooks and the ring.")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each command; the median counts")
+    parser.add_argument("--repeats", type=positive, default=3, help="runs of each command; the median counts")
     repeats = parser.parse_args().repeats
     scripts = Path(sys.executable).parent
     os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"

@@ -22,7 +22,9 @@ def labs_into_cells() -> None:
 
 def main() -> int:
     for command in (["check", "--fix", "--select", "I"], ["format"]):
-        ruff = subprocess.run([sys.executable, "-m", "ruff", *command, "shared", "labs", "tests"], cwd=ROOT)
+        ruff = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "shared", "labs", "tests", "conftest.py"], cwd=ROOT
+        )
         if ruff.returncode:
             return ruff.returncode
     labs_into_cells()

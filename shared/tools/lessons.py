@@ -65,8 +65,11 @@ def written_files(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
 
 
 def read_lesson(path: Path, root: Path = ROOT) -> Lesson:
-    notebook = nbformat.read(path, 4)
-    match = HEADER.match(notebook.cells[0].source)
+    try:
+        notebook = nbformat.read(path, 4)
+    except ValueError as error:
+        raise InputError(f"{path.name} is no notebook: {str(error).splitlines()[0]}") from None
+    match = HEADER.match(notebook.cells[0].source) if notebook.cells else None
     if not match:
         raise InputError(f"{path.name}: the first cell is not a header as lessons.HEADER describes it")
     return Lesson(path.relative_to(root), notebook, match.groupdict(), written_files(notebook, path.name))

@@ -1,6 +1,7 @@
 """``make refresh``: execute the lessons whose code, labs or helpers changed, and keep their outputs."""
 
 import argparse
+import os
 import socket
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def main() -> int:
         return 1
     todo = [one for one in lessons if one.number in wanted or (not wanted and not is_fresh(one))]
     failed = False
+    os.environ.setdefault("RANK_BY_RANK_DEVICE", "cpu")  # so that outputs are the same everywhere
     for lesson in tqdm(todo, desc="refresh", unit="lesson"):
         for problem in execute(lesson):
             failed = True
