@@ -73,7 +73,7 @@ class OverlappedDDP(nn.Module):
         self.used: dict[int, None] = {}  # by this rank since the last all-reduce, in order of arrival
         take_from_rank_0([*module.parameters(), *module.buffers()], process_group)
         self._make_buckets([*range(len(self.learning))][::-1])  # a guess: what comes last is ready first
-        me = weakref.ref(self)  # a hook that held self would make a cycle: see lesson 08, exit code -6
+        me = weakref.ref(self)  # a hook that held self would make a reference cycle
         for index, parameter in enumerate(self.learning):
             parameter.register_post_accumulate_grad_hook(lambda _, i=index: (ddp := me()) and ddp._ready(i))
 

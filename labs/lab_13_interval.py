@@ -85,8 +85,9 @@ def start(interval: int, folder: Path, data: Images, cfg: Config) -> int:
         try:
             train(path, clock, interval, kill_times(cfg), data, cfg)
             os._exit(0)
-        except BaseException:  # it ends here: further up it would clear away the folder of all
+        except Exception:
             traceback.print_exc()
+        finally:  # it ends here, after Ctrl-C too: further up it would clear away the folder of all
             os._exit(1)
     return child
 

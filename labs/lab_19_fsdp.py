@@ -35,7 +35,7 @@ class Config:
     steps: int = 4
     global_batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
-    slack: float = 0.06  # some ranks hold rows more than others, as a fraction of a share
+    slack: float = 0.03  # some ranks hold rows more or less than others, as a fraction of a share
 
 
 def ddp(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
@@ -138,7 +138,7 @@ def main(cfg: Config) -> None:
                 everything = sum(rows[n]["ddp"].values())
                 for way in ("fsdp2", "fsdp1"):
                     share = sum(rows[n][way].values()) * n / everything
-                    if abs(share - 1) > cfg.slack:
+                    if not 1 - 2 * cfg.slack <= share <= 1 + cfg.slack:  # the last rank may lack several rows
                         raise CourseError(f"{way} on {n} ranks: {share:.3f} times 1/N of DDP's bytes")
                 sizes = ", ".join(f"{way} {sum(row.values()):,}" for way, row in rows[n].items())
                 print_on_rank_0(f"{n} ranks: all equal one process; bytes per rank: {sizes}")

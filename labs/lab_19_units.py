@@ -37,7 +37,7 @@ class MemoryRecorder(TorchDispatchMode):
     """Sees each operation of torch on this thread, backward and collectives included.
 
     ``peak`` is the largest number of bytes, after any operation, in the storages that are alive. ``whole`` is
-    that of those of ``model``'s parameters that are whole just then, without padding. ``calls`` counts
+    the most of ``model``'s parameters that were whole at once, in bytes, without padding. ``calls`` counts
     operations by name. gloo's own buffers, and what lies unused in the allocator, are not seen.
     """
 

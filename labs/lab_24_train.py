@@ -136,7 +136,8 @@ def main(cfg: Config) -> None:
             print(f"largest difference to one process: loss {worst:.0e}, parameters {largest:.0e}")
             images = load_images("digits")
             right = model(images.test_x.flatten(1).double()).argmax(1) == images.test_y
-            if count <= 3 and right.double().mean() < cfg.accuracy:  # a longer chain needs more steps
+            # A longer chain needs more steps than these; but it learns.
+            if losses[-1] >= losses[0] or count <= 3 and right.double().mean() < cfg.accuracy:
                 raise CourseError(f"{right.double().mean():.1%} of the new images recognised")
             print(f"{right.double().mean():.1%} of {len(right)} new images recognised")
             if sent and not 1 <= sent / payload(count, cfg) < 1.1:

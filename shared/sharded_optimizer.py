@@ -68,7 +68,7 @@ class ShardedOptimizer(shards.WholeState):
         """Cut what learns into buckets, last parameter first: its gradient is the first to be complete."""
         self.learning = [p for p in params_of(self.param_groups)[::-1] if p.requires_grad]
         self.buckets = shards.fill_buckets(self.learning, self.owner, self.cap)
-        me = weakref.ref(self)  # a hook that held self would make a cycle: see lesson 08, exit code -6
+        me = weakref.ref(self)  # a hook that held self would make a reference cycle
         for p in self.learning if self.stage == 2 else ():
             if p not in self.hooked:
                 p.register_post_accumulate_grad_hook(lambda p: (one := me()) and one._ready(p))

@@ -1,4 +1,4 @@
-"""Labs of lessons 02 to 08, 23 and 24 notice planted faults; those of the others have tests of their own."""
+"""Labs of lessons 02 to 06, 08, 23 and 24 notice planted faults; the others have tests of their own."""
 
 from pathlib import Path
 
