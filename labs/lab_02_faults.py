@@ -6,6 +6,7 @@ Written by:  notebooks/02_rendezvous.ipynb
 
 import os
 import re
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def main(cfg: Config) -> None:
         if said != {f"met {', '.join(f'A{rank}' for rank in range(fault.n))}"}:
             raise CourseError(f"{fault.name}: after the cure they said {said}")
         print(f"{fault.name:13} cured by: {fault.cure}")
-    left.parent.rmdir()  # empty: those who met by the file deleted it at the end
+    shutil.rmtree(left.parent)
 
     # A group of this process alone, to record what it saw.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

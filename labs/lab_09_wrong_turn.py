@@ -57,7 +57,7 @@ def gradients(in_turn: bool, cfg: Config, group: Group) -> list[torch.Tensor]:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=8) as group:
+    with process_group(timeout_s=20) as group:
         expected = reference(group.world_size)
         print_on_rank_0(f"expected: a {expected[0]:g}, b {expected[1]:g} on each rank")
         for in_turn in (False, True):

@@ -29,8 +29,8 @@ TEXTS_OF_CLOSED = ("onnection closed", "onnection reset", "pair closure", "Broke
 @dataclass(frozen=True)
 class Config:
     timeout_s: float = 3.0  # the default of gloo is 30 minutes
-    pause_s: float = 1.1  # shorter than the timeout ...
-    pauses: int = 3  # ... but not all of them together
+    pause_s: float = 0.4  # shorter than the timeout ...
+    pauses: int = 8  # ... but not all of them together
 
 
 def gloo_group(timeout_s: float) -> dist.ProcessGroup:

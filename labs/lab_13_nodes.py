@@ -96,7 +96,7 @@ def main(cfg: Config) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             nodes.append(a := Node(cfg, 0, port, Path(folder) / "A"))
-            watch.until("A to train alone", lambda: watch.has("start", nodes=1), nodes)
+            watch.until("A to need B", lambda: watch.has("wait", nodes=2), nodes)
             print("A trains; B is started")
             nodes.append(b := Node(cfg, 1, port, Path(folder) / "B"))
             watch.until("A and B to train", lambda: watch.has("start", nodes=2), nodes)

@@ -108,7 +108,7 @@ def one_step_later(optimizer: torch.optim.Optimizer, ranks: int) -> str:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=8) as group:
+    with process_group(timeout_s=20) as group:
         verdict = without_sending(group, cfg)
         print_on_rank_0(f"the check: {verdict}")
         print_on_rank_0("")

@@ -103,7 +103,7 @@ def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     left = old.clip_grad_norm_(float("inf"))
     print_on_rank_0(f"norm of the gradient: {expected:.4f}, as in one process")
     print_in_rank_order(f"norm of this rank's slices: {local:.4f}")
-    if not (cfg.max_norm < local < expected):
+    if not (cfg.max_norm < local < 0.95 * expected):
         raise CourseError("each rank's norm was to be above the limit and below the whole")
     assert_equal("left over", left, torch.full_like(left, group.world_size**0.5 * cfg.max_norm), 1e-4)
     print_on_rank_0(f"clipped to {cfg.max_norm} by each rank for itself: the norm is {left:.4f}")

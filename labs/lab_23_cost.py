@@ -90,7 +90,7 @@ def measure(way: Callable, there: str, indices: torch.Tensor, cfg: Config) -> di
 
 
 def main(cfg: Config) -> None:
-    with process_group(smallest=2) as group, rpc_workers(group, tcp_only=True) as workers:
+    with process_group(smallest=2, timeout_s=120) as group, rpc_workers(group, tcp_only=True) as workers:
         found = {}
         if group.rank == 0:
             indices = torch.randperm(len(TABLE))[: cfg.rows].clone()

@@ -24,34 +24,39 @@ class Wrong(CourseError):
     """What is wrong with an answer, in one sentence that helps."""
 
 
-def check_exercise(name: str, verify: Callable[[ModuleType, Group], str]) -> None:
+def check_exercise(
+    name: str, verify: Callable[[ModuleType, Group], str], *, timeout_s: float | None = None
+) -> None:
     """Check ``labs/NAME.py``, or the file given by ``--answer``, on all ranks of this torchrun.
 
     Args:
         name: the exercise, such as ``exercise_05_reduce_scatter``.
         verify: gets the answer as a module and the group. Returns one line of praise with numbers;
             raises ``Wrong`` or fails an assertion when the answer is wrong. Collectives inside are fine.
+        timeout_s: seconds that a rank waits in a collective; ``TIMEOUT_S`` by default.
 
     A stub that raises ``NotImplementedError`` counts as not started: exit code 0. A wrong answer ends
     with exit code 1 and one line per rank that found a fault.
     """
     parser = argparse.ArgumentParser(description=f"Check {name}.")
     parser.add_argument("--answer", type=Path, default=LABS / f"{name}.py", help="the file to check")
-    run(_examine, name, parser.parse_args().answer, verify)
+    run(_examine, name, parser.parse_args().answer, verify, timeout_s or TIMEOUT_S)
 
 
-def _examine(name: str, path: Path, verify: Callable[[ModuleType, Group], str]) -> None:
+def _examine(name: str, path: Path, verify: Callable[[ModuleType, Group], str], timeout_s: float) -> None:
     rank, _, world_size = read_environment()
-    answer = _load(name, path)
     # Verdicts travel through the store: after a failed collective the group itself is of no more use.
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
-        timeout=timedelta(seconds=4 * TIMEOUT_S),
+        timeout=timedelta(seconds=4 * timeout_s),
     )
     store = dist.PrefixStore(f"verdicts of {name}", store)
-    store.set(str(rank), _verdict(answer, verify))
+    store.set(f"here {rank}", "yes")
+    store.wait([f"here {r}" for r in range(world_size)])  # ranks start apart; what follows is less patient
+    answer = _load(name, path)
+    store.set(str(rank), _verdict(answer, verify, timeout_s))
     verdicts = [store.get(str(r)).decode() for r in range(world_size)]
     title = name.removeprefix("exercise_").replace("_", " ")
     if rank == 0:
@@ -74,10 +79,10 @@ def _load(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str]) -> str:
+def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str], timeout_s: float) -> str:
     praise = None
     try:
-        with process_group(timeout_s=TIMEOUT_S, report=False) as group:
+        with process_group(timeout_s=timeout_s, report=False) as group:
             praise = verify(answer, group)
         return f"right: {praise}"
     except NotImplementedError:
@@ -89,7 +94,7 @@ def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str]) -> 
         if praise is not None:
             verdict = f"right: {praise}"  # only the farewell failed: another rank was wrong and left
         elif "Timed out" in first_line:
-            verdict = f"stuck: it waited {TIMEOUT_S:.0f} s for a message that did not come"
+            verdict = f"stuck: it waited {timeout_s:.0f} s for a message that did not come"
         elif "onnection" in first_line:
             verdict = "stuck: a rank left while this one waited for it"
         else:

@@ -16,6 +16,7 @@ from shared.errors import CourseError, InputError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ECHO = ("Connection closed by peer", "Connection reset by peer")  # what gloo says when another rank has left
 ECHO_WAIT_S = 5
+INPUT_WAIT_S = 20  # rank 0 may still be importing torch
 OUTER_FRAMES = (str(Path(__file__)), str(Path("multiprocessing/errors/__init__.py")))  # of run and record
 
 
@@ -76,12 +77,18 @@ def _recorded(function: Callable) -> Callable:
     return record(function)
 
 
+def _sleep(seconds: int) -> None:
+    """Sleep in short pieces: if the machine stands still, the launcher is to wake up first."""
+    for _ in range(10 * seconds):
+        time.sleep(0.1)
+
+
 def _without_echo(main: Callable, *args) -> None:
     try:
         main(*args)
     except RuntimeError as error:
         if any(text in str(error) for text in ECHO):
-            time.sleep(ECHO_WAIT_S)  # torchrun ends this rank meanwhile, if another one failed
+            _sleep(ECHO_WAIT_S)  # torchrun ends this rank meanwhile, if another one failed
         raise
 
 
@@ -90,7 +97,7 @@ def _complain(error: BaseException) -> None:
     mark = f"[rank {rank}] " if rank else ""
     if isinstance(error, InputError):
         if rank not in ("", "0"):
-            time.sleep(ECHO_WAIT_S)  # torchrun ends this rank as soon as rank 0 has spoken
+            _sleep(INPUT_WAIT_S)  # torchrun ends this rank as soon as rank 0 has spoken
             return
         text = str(error)
     elif isinstance(error, CourseError):

@@ -34,7 +34,7 @@ SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
 IDLE = re.compile(r"\| Idle$")  # in the status bar; the toolbar says so before the kernel is there
-CALM_S = 2
+CALM_LOOKS = 10
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ def run_all(page: Page) -> list[ShownCell]:
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt")
-    end, calm_since = time.monotonic() + 2 * HANG_S, None
-    while calm_since is None or time.monotonic() < calm_since + CALM_S:
+    end, calm = time.monotonic() + 2 * HANG_S, 0
+    while calm < CALM_LOOKS:
         assert time.monotonic() < end, "the notebook did not come to its end"
         busy = any("*" in text for text in prompts.all_inner_texts()) or not page.get_by_text(IDLE).count()
-        calm_since = None if busy else calm_since or time.monotonic()
+        calm = 0 if busy else calm + 1
         page.wait_for_timeout(200)
     return [_shown(cell) for cell in page.locator(".jp-CodeCell").all()]
 

@@ -18,7 +18,7 @@ WRONG_ANSWERS = Path(__file__).parent / "wrong_answers"
 LESSON_PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 EXERCISES = sorted(path.stem for path in (ROOT / "labs" / "solutions").glob("exercise_*.py"))
 Done = subprocess.CompletedProcess
-HANG_S = 180  # bounds a hang; nothing is measured with it
+HANG_S = 600  # bounds a hang; nothing is measured with it
 SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

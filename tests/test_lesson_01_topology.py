@@ -115,13 +115,14 @@ def living(folder: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_failing_rank_ends_both_agents(labs: Path):
     (labs / "lab_01_who.py").write_text(
-        "import os, time\nif os.environ['RANK'] == '5': raise SystemExit('rank 5 fails')\ntime.sleep(600)\n"
+        "import os, time\nfrom shared.lab import die_with_launcher\ndie_with_launcher()\n"
+        "if os.environ['RANK'] == '5': raise SystemExit('rank 5 fails')\ntime.sleep(600)\n"
     )
     done = python(labs / DRIVER, "static")
     assert done.returncode == 1
     assert "rank 5 fails" in done.stdout
     assert "the agents ended with exit codes" in done.stdout
-    assert living(labs) == []
+    wait_until(lambda: not living(labs), "no process is left")
 
 
 @pytest.mark.slow

@@ -83,6 +83,7 @@ def test_a_cell_that_runs_out_of_time_ends_all_ranks(lab: SleepingLab):
             client.execute(cwd=str(ROOT / "notebooks"))
         if lab.started():
             break
+        lab.end()
     assert lab.started()
     lab.wait_until_gone()
 

@@ -19,7 +19,7 @@ COLLECTIVES = (
     *("all_to_all", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
 )
-HEAD_START_S = 0.5  # who comes late must not come first
+HEAD_START_S = 2.0  # so long waits who would be late without a token
 
 
 class Stage(io.StringIO):
@@ -65,7 +65,10 @@ def verify(answer: ModuleType, group: Group) -> str:
         stage = Stage(store, sent)
         token = torch.zeros(1, device=group.device)
         dist.barrier()
-        time.sleep(HEAD_START_S * ((n - rank) % n))  # rank 0 comes first, then the last, rank 1 at the end
+        # Without a token rank 0 prints first, then the last, rank 1 last; each waits for the one before it
+        place, end = (n - rank) % n, time.monotonic() + HEAD_START_S
+        while store.add("lines", 0) < place and time.monotonic() < end:
+            time.sleep(0.01)
         with contextlib.redirect_stdout(stage), forbid(COLLECTIVES):
             answer.print_in_turn(texts[rank], token)
     ranks: list[dict] = [{}] * n

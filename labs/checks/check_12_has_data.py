@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import torch
+import torch._dynamo  # noqa: F401, the first optimizer would, in seconds that a collective might not have
 import torch.distributed as dist
 from torch import nn
 

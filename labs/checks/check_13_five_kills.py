@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch._dynamo  # noqa: F401, the first optimizer would, in seconds that a collective might not have
 import torch.distributed as dist
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-# rejected: stuck: it waited 10 s for a message that did not come
+# rejected: stuck: it waited 30 s for a message that did not come
 """Every rank waits until its message is taken, and none takes one."""
 
 import torch
