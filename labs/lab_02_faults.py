@@ -142,8 +142,7 @@ def main(cfg: Config) -> None:
         print(f"{fault.name:13} cured by: {fault.cure}")
     shutil.rmtree(left.parent)
 
-    # A group of this process alone, to record what it saw.
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # alone, to record
     record_results("lab_02_faults", {"seconds": seconds})
 
 

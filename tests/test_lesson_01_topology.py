@@ -128,8 +128,7 @@ def test_a_failing_rank_ends_both_agents(labs: Path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_nothing_is_left_of_a_driver_that_was_killed(labs: Path):
-    started = labs / "started"
-    started.mkdir()
+    (started := labs / "started").mkdir()
     (labs / "lab_01_who.py").write_text(SLEEPS)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([sys.executable, labs / DRIVER], cwd=ROOT, env=environment(), **quiet) as driver:

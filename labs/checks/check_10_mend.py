@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-import torch
-import torch._dynamo  # noqa: F401, the first optimizer would, in seconds that a collective might not have
+import torch._dynamo  # the first optimizer would do it, in seconds that a collective may not have
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
