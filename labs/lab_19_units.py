@@ -52,7 +52,7 @@ class MemoryRecorder(TorchDispatchMode):
         self._remember((args, kwargs, result))
         self.calls[operation.__name__.partition(".")[0]] += 1
         if self.bytes_alive() > self.peak:
-            time.sleep(0.01)  # gloo's thread lets go of a message a little after it was sent
+            time.sleep(0.003)  # gloo's thread lets go of a message a little after it was sent
             self.peak = max(self.peak, self.bytes_alive())
         whole = (p for p in self.model.parameters() if not isinstance(p, DTensor))
         # Without the rows that FSDP2 adds where the number of ranks does not divide them.
