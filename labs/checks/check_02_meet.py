@@ -21,7 +21,7 @@ LATE_S = 1.5  # so much later comes the last one
 
 @dataclass
 class Meeting:
-    """Seconds: ``patience`` is what ``meet`` gets, the store's own is longer, and after ``limit`` we go."""
+    """Its times are seconds: the timeout that ``meet`` gets, the store's own, and when the check gives up."""
 
     name: str
     patience: int

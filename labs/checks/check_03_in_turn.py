@@ -19,7 +19,7 @@ COLLECTIVES = (
     *("all_to_all", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
 )
-HEAD_START_S = 2.0  # so long waits who would be late without a token
+HEAD_START_S = 2.0  # at most so long does a rank wait before it begins
 
 
 class Stage(io.StringIO):
@@ -65,7 +65,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         stage = Stage(store, sent)
         token = torch.zeros(1, device=group.device)
         dist.barrier()
-        # Without a token rank 0 prints first, then the last, rank 1 last; each waits for the one before it
+        # Without a token the order is 0, n - 1, ..., 1: each waits for the line before its own.
         place, end = (n - rank) % n, time.monotonic() + HEAD_START_S
         while store.add("lines", 0) < place and time.monotonic() < end:
             time.sleep(0.01)

@@ -21,7 +21,7 @@ from shared.rpc import start_workers
 
 WIDTHS = ((16, 12), (12, 8), (8, 5))  # three stages
 TOLERANCE = 1e-12
-PATIENCE_S, LONG_PATIENCE_S = 7.0, 30.0  # for a backward; for a rank whose backward may not end
+PATIENCE_S, LONG_PATIENCE_S = 7.0, 30.0  # for an answer; for the other ranks, who may wait for theirs
 HELD: list[rpc.RRef] = []
 
 
