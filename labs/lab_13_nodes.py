@@ -97,7 +97,7 @@ def main(cfg: Config) -> None:
         try:
             nodes.append(a := Node(cfg, 0, port, Path(folder) / "A"))
             watch.until("A to need B", lambda: watch.has("wait", nodes=2), nodes)
-            print("A trains; B is started")
+            print("A has trained and waits; B is started")
             nodes.append(b := Node(cfg, 1, port, Path(folder) / "B"))
             watch.until("A and B to train", lambda: watch.has("start", nodes=2), nodes)
             watch.until("them to have steps to lose", lambda: watch.has("wait", nodes=1), nodes)

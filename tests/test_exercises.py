@@ -91,6 +91,17 @@ def test_a_wrong_answer_is_rejected_for_its_reason(answer: Path):
     assert reason in done.stdout
 
 
+def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):
+    exercise, line = "exercise_23_batching_server", '        server = rpc.rpc_sync("worker0", held)\n'
+    text = check_of(exercise).read_text(encoding="utf-8")
+    assert line in text
+    slow = tmp_path / "check.py"  # rank 1 asks for the server when the others' calls could hold its threads
+    slow.write_text(text.replace(line, f"        time.sleep(group.rank % 2)\n{line}"), encoding="utf-8")
+    done = torchrun(slow, "--answer", WRONG_ANSWERS / exercise / "waits.py", ranks=3)
+    assert done.returncode == 1
+    assert "round 1: 4 of 4 calls were not answered within 5 s" in done.stdout
+
+
 def test_a_missing_answer_is_told_in_one_line(tmp_path: Path):
     done = check(EXERCISES[0], tmp_path / "missing.py", ranks=2)
     first = done.stdout.splitlines()[0]

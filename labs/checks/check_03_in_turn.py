@@ -93,7 +93,7 @@ def verify(answer: ModuleType, group: Group) -> str:
             raise Wrong(f"rank {printer} printed the line of rank {owner}; each rank prints its own")
     if messages != n - 1:
         raise Wrong(f"the lines are in order, but {messages} messages were sent; {n - 1} are enough")
-    return f"{n} lines in rank order, {messages} message{'s' * (messages != 1)}. Well done."
+    return f"{n} line{'s' * (n != 1)} in rank order, {messages} message{'s' * (messages != 1)}. Well done."
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     if problem:
         raise problem
     owners = min(len(WIDTHS), group.world_size)
-    used = f"{len(WIDTHS)} stages on {owners} worker(s), used by {group.world_size} ranks at once"
+    used = f"{len(WIDTHS)} stages on {owners} worker(s), used by {group.world_size} rank(s) at once"
     return f"{used}; gradients as of one process. Well done."
 
 
