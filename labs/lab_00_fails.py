@@ -6,8 +6,8 @@ Written by:  notebooks/00_start_here.ipynb
 
 import torch.distributed as dist
 
-from shared.group import process_group
-from shared.lab import run
+from shared.runtime.group import process_group
+from shared.runtime.run import run
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.data import load_images
-from shared.errors import ParityError
-from shared.group import pick_device, read_environment
-from shared.lab import run
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
+from shared.runtime.errors import ParityError
+from shared.runtime.group import pick_device, read_environment
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 
-from shared.errors import CourseError
+from shared.runtime.errors import CourseError
 
 
 def release(version: str) -> tuple[int, int]:

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.ports import free_port
-from shared.report import print_in_rank_order
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.ports import free_port
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
 OF_TORCHRUN = (

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.errors import CourseError
-from shared.lab import die_with_launcher, run
-from shared.ports import free_port
+from shared.runtime.errors import CourseError
+from shared.runtime.ports import free_port
+from shared.runtime.run import die_with_launcher, run
 
 REPORT = ("lab_01_who.py", "lab_01_two_nodes")  # each rank reports, under the second name
 TELL = ("--no-python", "sh", "-c", "echo $GROUP_RANK $RANK $LOCAL_RANK")  # each rank prints its variables

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.report import print_in_rank_order
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),

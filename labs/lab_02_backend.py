@@ -11,10 +11,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import pick_device, read_environment
-from shared.lab import run
-from shared.report import print_on_rank_0
+from shared.runtime.errors import CourseError
+from shared.runtime.group import pick_device, read_environment
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from shared.children import Child
-from shared.errors import CourseError
-from shared.lab import run
-from shared.ports import HERE, free_ports, is_taken
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.ports import HERE, free_ports, is_taken
+from shared.runtime.processes import Child
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 NOWHERE = "no-such-host.invalid"  # nobody's name: RFC 6761 keeps .invalid free
 # What differs from run to run, and what is printed instead.

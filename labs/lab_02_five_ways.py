@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared.errors import ParityError
-from shared.group import pick_device, read_environment
-from shared.lab import run
-from shared.ports import HERE, free_ports
-from shared.report import print_on_rank_0
-from shared.results import record_results
+from shared.runtime.errors import ParityError
+from shared.runtime.group import pick_device, read_environment
+from shared.runtime.ports import HERE, free_ports
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import CourseError
-from shared.lab import die_with_launcher, run
+from shared.runtime.errors import CourseError
+from shared.runtime.run import die_with_launcher, run
 
 SCRIPT = Path(__file__).with_name("lab_02_five_ways.py")  # any lab: none of its ranks will start
 

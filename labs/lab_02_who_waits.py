@@ -13,11 +13,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import read_environment
-from shared.lab import run
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import read_environment
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.point_to_point import exchange
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
+from shared.comm.p2p import sendrecv
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def by_isend(task: Shift) -> None:
 
 
 def by_batch(task: Shift) -> None:
-    """Hand both over at once. ``exchange`` of shared.point_to_point is these lines."""
+    """Hand both over at once. ``sendrecv`` of shared.comm.p2p is these lines."""
     operations = [
         dist.P2POp(dist.isend, task.outgoing, task.right, task.mail),
         dist.P2POp(dist.irecv, task.incoming, task.left, task.mail),
@@ -112,7 +112,7 @@ def main(cfg: Config) -> None:
             assert_equal(name, task.incoming, expected, 0.0)
             print_on_rank_0(f"{name}: each rank has its left neighbour's tensor")
         incoming = torch.empty(cfg.numel, device=group.device)
-        exchange(task.outgoing.to(group.device), right, incoming, left)
+        sendrecv(task.outgoing.to(group.device), right, incoming, left)
         assert_equal("exchange", incoming.cpu(), expected, 0.0)
         print_on_rank_0("exchange: the same")
         record_results("lab_03_deadlock", {"events": events, "spans": spans})

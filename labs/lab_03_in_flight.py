@@ -11,10 +11,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.run import run
 
 GO, DATA = 1, 2  # tags
 

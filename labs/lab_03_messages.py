@@ -11,12 +11,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_in_rank_order
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 WEIGHT, BIAS, LETTER, REPORT = 1, 2, 3, 4  # tags: any whole numbers that sender and receiver agree on
 

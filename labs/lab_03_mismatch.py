@@ -10,9 +10,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

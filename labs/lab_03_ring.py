@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)

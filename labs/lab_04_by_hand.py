@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from shared.group import process_group
-from shared.lab import run
-from shared.point_to_point import exchange
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.traffic import count_sent, wire_bytes
+from shared.comm.p2p import sendrecv
+from shared.comm.traffic import count_sent, wire_bytes
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 # `ranks` are a group's members by their global rank, which send and recv want. A rank's place in that list
 # is its rank within the group. Place 0 is source and destination. A piece is 1 / n of a whole tensor.
@@ -64,7 +64,7 @@ def all_to_all(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
     outgoing, incoming = x.chunk(n), received.chunk(n)
     for d in range(1, n):
         right, left = (me + d) % n, (me - d) % n
-        exchange(outgoing[right], ranks[right], incoming[left], ranks[left])
+        sendrecv(outgoing[right], ranks[right], incoming[left], ranks[left])
     return received
 
 

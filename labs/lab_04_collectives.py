@@ -10,10 +10,10 @@ import time
 import torch
 import torch.distributed as dist
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_in_rank_order
-from shared.results import record_results
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all")
 ADDING = ("reduce", "all_reduce", "reduce_scatter")

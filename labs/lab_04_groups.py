@@ -11,12 +11,12 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.point_to_point import exchange
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
-from shared.traffic import count_sent
+from shared.comm.p2p import sendrecv
+from shared.comm.traffic import count_sent
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 def two_groups(group: Group) -> None:
@@ -117,7 +117,7 @@ def barrier(group: Group) -> torch.Tensor:
     heard[rank] = 1
     while distance < n:
         incoming = torch.empty_like(heard)
-        exchange(heard, (rank + distance) % n, incoming, (rank - distance) % n)
+        sendrecv(heard, (rank + distance) % n, incoming, (rank - distance) % n)
         heard = torch.maximum(heard, incoming)
         distance *= 2
     return heard

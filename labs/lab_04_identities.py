@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_on_rank_0
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
 
 # One tensor instead of a list of pieces. Before torch 2.13 these two had other names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

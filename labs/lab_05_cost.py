@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_on_rank_0, progress
-from shared.results import record_results
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0, progress
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)

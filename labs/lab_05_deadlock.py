@@ -10,11 +10,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.point_to_point import exchange
-from shared.report import print_in_rank_order
+from shared.comm.p2p import sendrecv
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def main(cfg: Config) -> None:
         print_in_rank_order(f"I gave up: my send to rank {right} waited for a receive that never came")
 
         cured = torch.empty(10, device=group.device)
-        exchange(mine.to(group.device), right, cured, left)  # both under way before anyone waits
+        sendrecv(mine.to(group.device), right, cured, left)  # both under way before anyone waits
         print_in_rank_order(f"with exchange: {len(cured)} numbers from rank {left}")
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.point_to_point import exchange
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.traffic import Sent, TrafficError, assert_ring_traffic, count_sent
+from shared.comm.p2p import sendrecv
+from shared.comm.traffic import Sent, TrafficError, assert_ring_traffic, count_sent
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def whole_tensor_ring(x: torch.Tensor, n: int) -> None:
     passing = x.clone()
     for _ in range(n - 1):
         incoming = torch.empty_like(x)
-        exchange(passing, (rank + 1) % n, incoming, (rank - 1) % n)
+        sendrecv(passing, (rank + 1) % n, incoming, (rank - 1) % n)
         x += incoming
         passing = incoming
 
@@ -55,7 +55,7 @@ def recursive_doubling(x: torch.Tensor, n: int) -> None:
     while distance < n:
         partner = dist.get_rank() ^ distance
         incoming = torch.empty_like(x)
-        exchange(x, partner, incoming, partner)
+        sendrecv(x, partner, incoming, partner)
         x += incoming
         distance *= 2
 

@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from shared.data import load_images
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.parity import assert_equal
-from shared.point_to_point import exchange
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.traffic import assert_ring_traffic, count_sent, wire_bytes
+from shared.comm.p2p import sendrecv
+from shared.comm.traffic import assert_ring_traffic, count_sent, wire_bytes
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.models import ConvNet
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ def ring_all_reduce(x: torch.Tensor, n: int) -> torch.Tensor:
     for step in range(n - 1):
         outgoing, target = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
         incoming = torch.empty_like(target)
-        exchange(outgoing, right, incoming, left)
+        sendrecv(outgoing, right, incoming, left)
         target += incoming
     # All-gather: pass on what is complete.
     for step in range(n - 1):
         outgoing, target = chunks[(rank + 1 - step) % n], chunks[(rank - step) % n]
-        exchange(outgoing, right, target, left)
+        sendrecv(outgoing, right, target, left)
     return x
 
 

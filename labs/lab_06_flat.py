@@ -14,15 +14,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.calls import count_calls
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.traffic import wire_bytes
+from shared.comm.calls import count_calls
+from shared.comm.traffic import wire_bytes
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_equal
 
 Gradients = Sequence[torch.Tensor]
 

@@ -12,14 +12,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.data import Images, load_images
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.parity import assert_all_equal, assert_same_on_every_rank, parameters
-from shared.report import print_on_rank_0, progress
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0, progress
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import Images, load_images
+from shared.training.models import ConvNet
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.report import print_on_rank_0
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.models import ConvNet
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from shared.data import load_images
-from shared.lab import run
-from shared.parity import assert_all_equal, gradients, parameters
-from shared.results import record_results
-from shared.stand_ins import Wire
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_all_equal, gradients, parameters
+from shared.training.simulated_devices import Wire
 
 
 @dataclass(frozen=True)

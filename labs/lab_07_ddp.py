@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_all_equal, gradients, parameters
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
-from shared.traffic import wire_bytes
+from shared.comm.traffic import wire_bytes
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_all_equal, gradients, parameters
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shared.errors import CourseError
-from shared.lab import run
-from shared.parity import assert_all_equal, assert_equal, gradients
+from shared.runtime.errors import CourseError
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal, assert_equal, gradients
 
 
 @dataclass(frozen=True)

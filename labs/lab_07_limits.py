@@ -7,8 +7,8 @@ Written by:  notebooks/07_dp_vs_ddp.ipynb
 import torch
 from torch import nn
 
-from shared.errors import CourseError
-from shared.lab import run
+from shared.runtime.errors import CourseError
+from shared.runtime.run import run
 
 
 class Counting(nn.Module):

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.errors import CourseError, ParityError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_same_on_every_rank, parameters
-from shared.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.run import run
+from shared.training.parity import assert_same_on_every_rank, parameters
 
 
 @dataclass(frozen=True)

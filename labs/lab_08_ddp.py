@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.data import load_images
-from shared.group import Group, pick_device, read_environment
-from shared.lab import run
-from shared.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
+from shared.runtime.group import Group, pick_device, read_environment
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.group import process_group
-from shared.lab import run
-from shared.results import record_results
-from shared.side_by_side import train_side_by_side
-from shared.start_equal import take_from_rank_0
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.runtime.group import process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.side_by_side import train_side_by_side
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class NaiveDDP(nn.Module):
         self.module = module
         self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
-        take_from_rank_0([*module.parameters(), *module.buffers()], process_group)
+        broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
 
     def forward(self, *inputs, **kwargs):
-        take_from_rank_0(self.module.buffers(), self.process_group)
+        broadcast_from_rank_0(self.module.buffers(), self.process_group)
         return self.module(*inputs, **kwargs)
 
     @torch.no_grad()

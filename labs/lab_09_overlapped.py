@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.group import process_group
-from shared.lab import run
-from shared.results import record_results
-from shared.side_by_side import same_buckets, train_side_by_side
-from shared.start_equal import take_from_rank_0
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.runtime.group import process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.side_by_side import same_buckets, train_side_by_side
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class OverlappedDDP(nn.Module):
         self.caps = (2**20, 25 * 2**20) if bucket_cap_mb is None else (bucket_cap_mb * 2**20,) * 2
         self.sync, self.sync_this, self.settled, self.works = True, True, False, []
         self.used: dict[int, None] = {}  # by this rank since the last all-reduce, in order of arrival
-        take_from_rank_0([*module.parameters(), *module.buffers()], process_group)
+        broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
         self._make_buckets([*range(len(self.learning))][::-1])  # a guess: what comes last is ready first
         me = weakref.ref(self)  # a hook that held self would make a reference cycle
         for index, parameter in enumerate(self.learning):
@@ -89,7 +89,7 @@ class OverlappedDDP(nn.Module):
 
     def forward(self, *inputs, **kwargs):
         if self.broadcast_buffers and self.sync_this:  # as DDP: when the forward before this one synced
-            take_from_rank_0(self.module.buffers(), self.process_group)
+            broadcast_from_rank_0(self.module.buffers(), self.process_group)
         self.works = [work for work in self.works if not work.wait()]  # of a backward that broke off
         self.sync_this, self.missing = self.sync and torch.is_grad_enabled(), []
         return self.module(*inputs, **kwargs)
@@ -125,7 +125,9 @@ class OverlappedDDP(nn.Module):
                 self.learning[index].grad = self.views[index]
         if not self.settled:  # from now on, buckets follow the order in which rank 0's gradients came
             order = [*dict.fromkeys([*self.used, *range(len(self.learning))[::-1]])]
-            take_from_rank_0([order := torch.tensor(order, device=self.flags.device)], self.process_group)
+            broadcast_from_rank_0(
+                [order := torch.tensor(order, device=self.flags.device)], self.process_group
+            )
             self._make_buckets(order.tolist())
         self.settled, self.used, self.missing, self.works = True, {}, [], []
 

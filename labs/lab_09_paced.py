@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.wire import GBIT, Sending, Wire, on_wire
+from shared.comm.paced import GBIT, Sending, Wire, on_wire
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.errors import CourseError, ParityError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from shared.data import Images, load_images
-from shared.group import process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.report import print_on_rank_0, progress
-from shared.results import record_results
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0, progress
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import Images, load_images
+from shared.training.models import ConvNet
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_same_on_every_rank, parameters
-from shared.report import print_on_rank_0
-from shared.results import record_results
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_same_on_every_rank, parameters
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from multiprocessing.connection import wait
 from lab_10_train import main
 from torch.multiprocessing import get_context
 
-from shared.lab import run
-from shared.options import Options, positive
-from shared.ports import HERE, free_port
+from shared.runtime.options import Options, positive
+from shared.runtime.ports import HERE, free_port
+from shared.runtime.run import run
 
 
 def entry(rank: int, ranks: int, port: int, arguments: list[str]) -> None:

@@ -11,9 +11,9 @@ import sys
 import torch.multiprocessing as mp
 from lab_10_train import main
 
-from shared.lab import run
-from shared.options import Options, positive
-from shared.ports import HERE, free_port
+from shared.runtime.options import Options, positive
+from shared.runtime.ports import HERE, free_port
+from shared.runtime.run import run
 
 
 def entry(index: int, ranks: int, port: int, arguments: list[str]) -> None:

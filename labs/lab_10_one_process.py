@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
-from shared.errors import InputError
-from shared.image_models import image_classifier
-from shared.image_sets import ImageSets, load_image_sets
-from shared.lab import run
-from shared.options import Options, positive
+from shared.runtime.errors import InputError
+from shared.runtime.options import Options, positive
+from shared.runtime.run import run
+from shared.training.image_models import image_classifier
+from shared.training.image_sets import ImageSets, load_image_sets
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.calls import count_calls
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.sync_batch_norm import convert_batch_norm
+from shared.comm.calls import count_calls
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
+from shared.training.sync_batch_norm import convert_batch_norm
 
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "barrier", "all_gather_object")
 

@@ -17,16 +17,16 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from shared.checkpoint import load_checkpoint, save_atomically
-from shared.errors import InputError
-from shared.group import Group, process_group
-from shared.image_models import image_classifier
-from shared.image_sets import ImageSets, load_image_sets
-from shared.lab import run
-from shared.options import Options, positive
-from shared.random_numbers import gather_random_states, set_random_states
-from shared.report import print_on_rank_0, progress
-from shared.sync_batch_norm import convert_batch_norm
+from shared.runtime.errors import InputError
+from shared.runtime.group import Group, process_group
+from shared.runtime.options import Options, positive
+from shared.runtime.report import print_on_rank_0, progress
+from shared.runtime.run import run
+from shared.training.checkpoint import load_checkpoint, save_atomically
+from shared.training.image_models import image_classifier
+from shared.training.image_sets import ImageSets, load_image_sets
+from shared.training.random_states import gather_random_states, set_random_states
+from shared.training.sync_batch_norm import convert_batch_norm
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

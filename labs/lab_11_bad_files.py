@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from shared.checkpoint import FORMAT, VERSION, save_atomically
-from shared.errors import CourseError, InputError
-from shared.lab import run
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime.run import run
+from shared.training.checkpoint import FORMAT, VERSION, save_atomically
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from shared.errors import CourseError
-from shared.lab import run
-from shared.results import results_folder
+from shared.runtime.errors import CourseError
+from shared.runtime.results import results_folder
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

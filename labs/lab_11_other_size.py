@@ -13,12 +13,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shared.errors import CourseError, InputError
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_all_equal
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import results_folder
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import results_folder
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal
 
 SHOWN = "conv2.weight"
 

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.data import load_images
-from shared.errors import CourseError, ParityError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.parity import assert_all_equal, assert_same_on_every_rank, parameters
-from shared.report import print_in_rank_order
-from shared.results import results_folder
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.results import results_folder
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.models import ConvNet
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DistributedSampler
 
-from shared.checkpoint import load_checkpoint, save_atomically
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_all_equal, parameters
-from shared.random_numbers import gather_random_states, set_random_states
-from shared.report import print_on_rank_0
-from shared.results import record_results, results_folder
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results, results_folder
+from shared.runtime.run import run
+from shared.training.checkpoint import load_checkpoint, save_atomically
+from shared.training.data import load_images
+from shared.training.parity import assert_all_equal, parameters
+from shared.training.random_states import gather_random_states, set_random_states
 
 
 @dataclass(frozen=True)

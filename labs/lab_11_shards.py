@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shared.checkpoint import save_atomically
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results, results_folder
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results, results_folder
+from shared.runtime.run import run
+from shared.training.checkpoint import save_atomically
+from shared.training.data import load_images
+from shared.training.models import ConvNet
 
 
 @dataclass(frozen=True)

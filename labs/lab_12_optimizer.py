@@ -13,10 +13,10 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_on_rank_0
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.calls import count_calls
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_on_rank_0
-from shared.results import record_results
+from shared.comm.calls import count_calls
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

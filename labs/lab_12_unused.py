@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.launched import all_reduces
-from shared.parity import assert_all_equal, gradients
-from shared.report import print_on_rank_0
-from shared.results import record_results
+from shared.comm.launched import all_reduces
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal, gradients
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.checkpoint import load_checkpoint, save_atomically
-from shared.data import Images, load_images
-from shared.errors import CourseError
-from shared.lab import die_with_launcher, run
-from shared.parity import assert_all_equal, parameters
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.results import record_results
+from shared.runtime.run import die_with_launcher, run
+from shared.training.checkpoint import load_checkpoint, save_atomically
+from shared.training.data import Images, load_images
+from shared.training.parity import assert_all_equal, parameters
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.children import is_running
-from shared.errors import CourseError
-from shared.lab import die_with_launcher, run
-from shared.ports import HERE, free_port
-from shared.results import results_folder
+from shared.runtime.errors import CourseError
+from shared.runtime.ports import HERE, free_port
+from shared.runtime.processes import is_running
+from shared.runtime.results import results_folder
+from shared.runtime.run import die_with_launcher, run
 
 TRAINING = "lab_13_train.py"
 # Seconds, but for max_attempt: a node is given up after so many missed signs of life. By default 5, 3, 30.

@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.children import is_running
-from shared.errors import CourseError
-from shared.lab import die_with_launcher, run
+from shared.runtime.errors import CourseError
+from shared.runtime.processes import is_running
+from shared.runtime.run import die_with_launcher, run
 
-# What each rank does. The second one is ours: run(main) of shared/lab.py calls the same at its start.
+# What each rank does. The second one is ours: run(main) of shared/runtime/run.py calls the same at its start.
 RANK = {
     "plain ranks": "",
     "ranks of our labs": "import ctypes; ctypes.CDLL(None).prctl(1, 9);",  # PR_SET_PDEATHSIG, SIGKILL

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from shared.group import read_environment
-from shared.lab import run
+from shared.runtime.group import read_environment
+from shared.runtime.run import run
 
 WAIT_S = 60
 

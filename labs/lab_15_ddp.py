@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import read_environment
-from shared.lab import run
-from shared.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
-from shared.two_devices import ToyMpModel, TwoDevices
+from shared.runtime.errors import CourseError
+from shared.runtime.group import read_environment
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
+from shared.training.two_devices import ToyMpModel, TwoDevices
 
 
 @dataclass(frozen=True)

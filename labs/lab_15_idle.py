@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shared.lab import run
-from shared.results import record_results
-from shared.two_devices import TwoDevices
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.two_devices import TwoDevices
 
 
 @dataclass(frozen=True)

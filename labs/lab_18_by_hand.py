@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.data import batch, load_images, shareable
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import ConvNet
-from shared.parity import assert_all_equal, assert_equal, parameters
-from shared.results import record_results
-from shared.ring import ring_all_gather, ring_reduce_scatter
-from shared.traffic import count_sent
+from shared.comm.ring import ring_all_gather, ring_reduce_scatter
+from shared.comm.traffic import count_sent
+from shared.runtime.group import Group, process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import batch, load_images, shareable
+from shared.training.models import ConvNet
+from shared.training.parity import assert_all_equal, assert_equal, parameters
 
 
 @dataclass(frozen=True)

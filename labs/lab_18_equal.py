@@ -12,16 +12,16 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.calls import count_calls
-from shared.data import load_images
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import AwkwardNet
-from shared.parity import assert_all_equal, assert_equal, assert_same_on_every_rank, parameters
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.sharded_optimizer import ShardedOptimizer
-from shared.side_by_side import loss_of
+from shared.comm.calls import count_calls
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.models import AwkwardNet
+from shared.training.parity import assert_all_equal, assert_equal, assert_same_on_every_rank, parameters
+from shared.training.sharded_optimizer import ShardedOptimizer
+from shared.training.side_by_side import loss_of
 
 
 @dataclass(frozen=True)

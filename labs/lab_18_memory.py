@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.results import record_results
-from shared.sharded_optimizer import ShardedOptimizer
+from shared.runtime.group import Group, process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.sharded_optimizer import ShardedOptimizer
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 
-from shared.data import batch, load_images
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import BlockNet
-from shared.parity import assert_all_equal, assert_equal, gradients
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import batch, load_images
+from shared.training.models import BlockNet
+from shared.training.parity import assert_all_equal, assert_equal, gradients
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.data import Images, batch, load_images, shareable
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.models import Block, BlockNet
-from shared.parity import assert_all_equal
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.start_equal import take_from_rank_0
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import Images, batch, load_images, shareable
+from shared.training.models import Block, BlockNet
+from shared.training.parity import assert_all_equal
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def train(wrap, mesh: DeviceMesh, data: Images, size: int, cfg: Config) -> dict[
     alone = BlockNet().double().to(device)
     torch.manual_seed(cfg.seed + dist.get_rank())
     net = BlockNet().double().to(device)  # another one on each rank
-    take_from_rank_0(net.parameters(), mesh.get_group())  # of the three, only DDP would do that itself
+    broadcast_from_rank_0(net.parameters(), mesh.get_group())  # of the three, only DDP would do that itself
     model = wrap(net, mesh)
     # Adam divides by the gradient's size plus eps: 1e-8 would enlarge rounding errors of tiny gradients.
     ours, theirs = (torch.optim.Adam(m.parameters(), 1e-3, eps=1e-4) for m in (model, alone))

@@ -18,15 +18,15 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from shared.checkpoint import load_checkpoint
-from shared.data import batch, load_images
-from shared.errors import InputError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import BlockNet
-from shared.parity import assert_all_equal, parameters
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import results_folder
+from shared.runtime.errors import InputError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import results_folder
+from shared.runtime.run import run
+from shared.training.checkpoint import load_checkpoint
+from shared.training.data import batch, load_images
+from shared.training.models import BlockNet
+from shared.training.parity import assert_all_equal, parameters
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.calls import count_calls
-from shared.data import batch, load_images
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.start_equal import take_from_rank_0
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.calls import count_calls
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import batch, load_images
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def compare(what: str, unit: Unit, other: nn.Module, tolerance: float) -> None:
 def main(cfg: Config) -> None:
     with process_group(seed=cfg.seed, timeout_s=20) as group:
         model = net().to(group.device)  # another one on each rank
-        take_from_rank_0(model.parameters())
+        broadcast_from_rank_0(model.parameters())
         torch.manual_seed(cfg.seed)
         alone = net().to(group.device)
         ddp, data, life = DistributedDataParallel(copy.deepcopy(alone)), load_images("digits"), []

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.models import BlockNet
-from shared.report import print_on_rank_0
-from shared.results import record_results
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.models import BlockNet
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.rpc import stay_on_loopback
+from shared.comm.rpc import stay_on_loopback
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

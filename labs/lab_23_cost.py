@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import rpc
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.results import record_results
-from shared.rpc import rpc_workers
-from shared.traffic import wire_bytes
+from shared.comm.rpc import rpc_workers
+from shared.comm.traffic import wire_bytes
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from shared.errors import CourseError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_in_rank_order
-from shared.results import record_results
-from shared.rpc import start_workers
+from shared.comm.rpc import start_workers
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import rpc
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.report import print_on_rank_0
-from shared.results import record_results
-from shared.rpc import rpc_workers
+from shared.comm.rpc import rpc_workers
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.rpc import rpc_workers
+from shared.comm.rpc import rpc_workers
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.run import run
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.report import print_in_rank_order, print_on_rank_0
-from shared.results import record_results
-from shared.rpc import rpc_workers
+from shared.comm.rpc import rpc_workers
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
-from shared.data import load_images
-from shared.errors import CourseError
-from shared.group import process_group
-from shared.lab import run
-from shared.parity import assert_equal
-from shared.results import record_results
-from shared.rpc import rpc_workers
-from shared.traffic import wire_bytes
+from shared.comm.rpc import rpc_workers
+from shared.comm.traffic import wire_bytes
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)

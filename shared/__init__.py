@@ -1,1 +1,1 @@
-"""Helpers of the course Rank by Rank. Code enters here only after a lesson has taught it."""
+"""Helpers of the course Rank by Rank, divided by duty. Code enters only after a lesson taught it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from shared.ports import free_port
+from shared.runtime.ports import free_port
 from tests.helpers import HANG_S, environment
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever http_proxy says

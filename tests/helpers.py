@@ -14,9 +14,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
-WRONG_ANSWERS = Path(__file__).parent / "wrong_answers"
+EXERCISE_FOLDER = ROOT / "labs" / "exercises"
 LESSON_PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-EXERCISES = sorted(path.stem for path in (ROOT / "labs" / "solutions").glob("exercise_*.py"))
+EXERCISES = sorted(path.parent.name for path in EXERCISE_FOLDER.glob("*/solution.py"))
 Done = subprocess.CompletedProcess
 HANG_S = 600  # bounds a hang; nothing is measured with it
 SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -24,8 +24,8 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_{number}_small.py
 Written by:  notebooks/{number}_small.ipynb
 """
 
-from shared.group import process_group
-from shared.lab import run
+from shared.runtime.group import process_group
+from shared.runtime.run import run
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def mini_notebook(number: str = "90") -> nbformat.NotebookNode:
         new_code_cell("WORLD_SIZE = 2", metadata={"tags": ["parameters"]}),
         *(new_markdown_cell(f"## {title}\n\nA sentence.") for title in SECTIONS[:6]),
         new_code_cell(f"%%writefile ../labs/lab_{number}_small.py\n{lab}"),
-        new_code_cell(f"%%writefile ../labs/exercise_{number}_small.py\n{stub}"),
+        new_code_cell(f"%%writefile ../labs/exercises/{number}_small/exercise.py\n{stub}"),
         new_code_cell('print("two", 2)'),
         *(new_markdown_cell(f"## {title}\n\nA sentence.") for title in SECTIONS[6:]),
     ]
@@ -74,11 +74,11 @@ def write_lesson(root: Path, notebook: nbformat.NotebookNode, number: str = "90"
 
 def make_course(root: Path, *numbers: str) -> Path:
     """Write a course of small lessons, all of it in sync, into the new folder ``root``."""
-    for folder in ("notebooks", "labs/solutions"):
-        (root / folder).mkdir(parents=True)
+    (root / "notebooks").mkdir(parents=True)
     copytree(ROOT / "shared", root / "shared", ignore=ignore_patterns("__pycache__"))
     for number in numbers or ("90",):
-        solution = root / "labs" / "solutions" / f"exercise_{number}_small.py"
+        solution = root / "labs" / "exercises" / f"{number}_small" / "solution.py"
+        solution.parent.mkdir(parents=True)
         solution.write_text(SOLUTION.format(number=number), encoding="utf-8")
         write_lesson(root, mini_notebook(number), number)
     for path, text in derived_files(root).items():

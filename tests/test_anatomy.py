@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from shared.errors import InputError
+from shared.runtime.errors import InputError
 from shared.tools.lessons import Lesson, read_lesson
 from tests.helpers import LESSON_PATHS, ROOT
 from tests.mini_course import mini_notebook

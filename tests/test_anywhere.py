@@ -20,7 +20,7 @@ WHERE = (
     SET_UP,
     "import os, shared\nprint(shared.__file__, os.getcwd(), sep='\\n')",
     "!python -c 'import shared; print(shared.__file__)'",
-    "!torchrun --standalone --nproc-per-node=1 ../labs/checks/check_00_shares.py",
+    "!torchrun --standalone --nproc-per-node=1 ../labs/exercises/00_shares/check.py",
     "notebook.world_size(0)",
 )
 REFUSED = "InputError: WORLD_SIZE must be a whole number from 1 to 8, not 0"
@@ -60,9 +60,9 @@ def test_a_kernel_far_from_any_checkout_uses_that_of_its_package(checkout: Path,
 RECORDING = """%%writefile ../labs/lab_90_small.py
 import sys
 
-from shared.group import process_group
-from shared.lab import run
-from shared.results import record_results
+from shared.runtime.group import process_group
+from shared.runtime.run import run
+from shared.runtime.results import record_results
 
 
 def main(word: str) -> None:
@@ -81,7 +81,7 @@ def recording_notebook() -> nbformat.NotebookNode:
     for code in (
         RECORDING,
         "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs/lab_90_small.py {WORD}",
-        "from shared.results import load_results\n"
+        "from shared.runtime.results import load_results\n"
         "assert load_results('lab_90_small', WORLD_SIZE) == [{'word': WORD}] * WORLD_SIZE",
     ):
         notebook.cells.append(new_code_cell(code))

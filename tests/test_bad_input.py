@@ -6,9 +6,9 @@ import IPython
 import nbformat
 import pytest
 
-from shared import notebook
-from shared.errors import CourseError, InputError
-from shared.exercises import LABS
+from shared.runtime import notebook
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime.exercises import EXERCISES
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS, python, torchrun
 from tests.kernels import run_papermill
 
@@ -98,4 +98,4 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_labs_are_found_in_this_checkout():
-    assert LABS == ROOT / "labs"
+    assert EXERCISES == ROOT / "labs" / "exercises"

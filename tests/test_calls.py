@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from shared.calls import count_calls
+from shared.comm.calls import count_calls
 
 
 @pytest.fixture

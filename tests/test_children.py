@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.children import CRASHED, SILENT, Child
-from shared.ports import HERE, free_ports, is_taken
+from shared.runtime.ports import HERE, free_ports, is_taken
+from shared.runtime.processes import CRASHED, SILENT, Child
 
 LIMIT_S = 20.0
 

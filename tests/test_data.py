@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.data import Images, load_images, shareable
-from shared.errors import InputError
+from shared.runtime.errors import InputError
+from shared.training.data import Images, load_images, shareable
 
 
 @pytest.fixture(scope="module")

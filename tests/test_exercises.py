@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 
 from shared.tools.sync import stub_of
-from tests.helpers import EXERCISES, ROOT, SCRIPTS, WRONG_ANSWERS, Done, torchrun
+from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done, torchrun
 from tests.rules.labs import REJECTED
 
 pytestmark = pytest.mark.slow
 
-ANSWERS = sorted(WRONG_ANSWERS.glob("exercise_*/*.py"))
+ANSWERS = sorted(EXERCISE_FOLDER.glob("*/wrong_answers/*.py"))
 
 
 def check_of(exercise: str) -> Path:
-    return ROOT / "labs" / "checks" / f"{exercise.replace('exercise', 'check', 1)}.py"
+    return EXERCISE_FOLDER / exercise / "check.py"
 
 
 def check(exercise: str, answer: Path, ranks: int) -> Done:
     return torchrun(check_of(exercise), "--answer", answer, ranks=ranks)
 
 
+def exercise_of(wrong_answer: Path) -> str:
+    return wrong_answer.parents[1].name
+
+
 def solution(exercise: str) -> Path:
-    return ROOT / "labs" / "solutions" / f"{exercise}.py"
+    return EXERCISE_FOLDER / exercise / "solution.py"
 
 
 @functools.cache
@@ -49,7 +53,7 @@ def all_answers(exercise: str, ranks: int) -> dict[Path, Done]:
         folder = Path(name)
         stub = folder / "stub.py"
         stub.write_text(stub_of(solution(exercise).read_text(encoding="utf-8")), encoding="utf-8")
-        more = {2: [stub], 3: [answer for answer in ANSWERS if answer.parent.name == exercise], 4: []}[ranks]
+        more = {2: [stub], 3: [answer for answer in ANSWERS if exercise_of(answer) == exercise], 4: []}[ranks]
         answers = [solution(exercise), *more]
         run = torchrun(SCRIPTS / "answers.py", check_of(exercise), folder, *answers, ranks=ranks)
         assert run.returncode == 0, run.stdout
@@ -65,7 +69,7 @@ def all_answers(exercise: str, ranks: int) -> dict[Path, Done]:
 
 
 def announced(exercise: str, verdict: str) -> str:
-    return f"Exercise {exercise.removeprefix('exercise_').replace('_', ' ')}: {verdict}"
+    return f"Exercise {exercise.replace('_', ' ')}: {verdict}"
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -83,21 +87,21 @@ def test_the_solution_is_right(exercise: str, ranks: int):
     assert len(done.stdout.splitlines()) == 1
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda path: f"{exercise_of(path)}-{path.stem}")
 def test_a_wrong_answer_is_rejected_for_its_reason(answer: Path):
     reason = answer.read_text(encoding="utf-8").splitlines()[0].removeprefix(REJECTED)
-    done = checked(answer.parent.name, 3)[answer]
+    done = checked(exercise_of(answer), 3)[answer]
     assert done.returncode == 1, done.stdout
     assert reason in done.stdout
 
 
 def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):
-    exercise, line = "exercise_23_batching_server", '        server = rpc.rpc_sync("worker0", held)\n'
+    exercise, line = "23_batching_server", '        server = rpc.rpc_sync("worker0", held)\n'
     text = check_of(exercise).read_text(encoding="utf-8")
     assert line in text
     slow = tmp_path / "check.py"  # rank 1 asks for the server when the others' calls could hold its threads
     slow.write_text(text.replace(line, f"        time.sleep(group.rank % 2)\n{line}"), encoding="utf-8")
-    done = torchrun(slow, "--answer", WRONG_ANSWERS / exercise / "waits.py", ranks=3)
+    done = torchrun(slow, "--answer", EXERCISE_FOLDER / exercise / "wrong_answers" / "waits.py", ranks=3)
     assert done.returncode == 1
     assert "round 1: 4 of 4 calls were not answered within 5 s" in done.stdout
 
@@ -106,7 +110,7 @@ def test_a_missing_answer_is_told_in_one_line(tmp_path: Path):
     done = check(EXERCISES[0], tmp_path / "missing.py", ranks=2)
     first = done.stdout.splitlines()[0]
     assert done.returncode == 1
-    assert first == f"{EXERCISES[0]}: there is no file missing.py; run the cell that writes it"
+    assert first == f"exercise {EXERCISES[0]}: there is no file missing.py; run the cell that writes it"
 
 
 def test_an_answer_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path):

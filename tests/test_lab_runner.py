@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import group, results
-from shared.errors import CourseError
+from shared.runtime import group, results
+from shared.runtime.errors import CourseError
 from tests.helpers import SCRIPTS, Done, python, torchrun
 
 slow = pytest.mark.slow

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import torch.distributed as dist
 
-from shared.errors import CourseError
-from shared.ports import free_port
+from shared.runtime.errors import CourseError
+from shared.runtime.ports import free_port
 from tests.helpers import ROOT, environment, python
 from tests.processes import wait_until
 
@@ -21,7 +21,7 @@ DRIVER = "lab_01_two_nodes.py"
 SLEEPS = """
 import os, time
 from pathlib import Path
-from shared.lab import die_with_launcher
+from shared.runtime.run import die_with_launcher
 die_with_launcher()
 Path("started", os.environ["RANK"]).touch()
 time.sleep(600)
@@ -115,7 +115,7 @@ def living(folder: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_failing_rank_ends_both_agents(labs: Path):
     (labs / "lab_01_who.py").write_text(
-        "import os, time\nfrom shared.lab import die_with_launcher\ndie_with_launcher()\n"
+        "import os, time\nfrom shared.runtime.run import die_with_launcher\ndie_with_launcher()\n"
         "if os.environ['RANK'] == '5': raise SystemExit('rank 5 fails')\ntime.sleep(600)\n"
     )
     done = python(labs / DRIVER, "static")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import results
-from shared.stand_ins import Wire
+from shared.runtime import results
+from shared.training.simulated_devices import Wire
 from tests.helpers import faulty_lab, python, torchrun
 
 

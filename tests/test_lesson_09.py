@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from shared.wire import GBIT, Wire
+from shared.comm.paced import GBIT, Wire
 from tests.helpers import SCRIPTS, torchrun
 
 FOUND = {

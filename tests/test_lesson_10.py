@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from shared.errors import InputError
-from shared.image_models import image_classifier
-from shared.image_sets import load_image_sets, random_shift
-from shared.options import Options, positive
-from shared.sync_batch_norm import convert_batch_norm
+from shared.runtime.errors import InputError
+from shared.runtime.options import Options, positive
 from shared.tools import steps
+from shared.training.image_models import image_classifier
+from shared.training.image_sets import load_image_sets, random_shift
+from shared.training.sync_batch_norm import convert_batch_norm
 from tests.helpers import ROOT, SCRIPTS, torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"

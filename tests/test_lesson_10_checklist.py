@@ -1,15 +1,17 @@
 """The checklist of lesson 10: each rule is red for its fault alone, and green without it."""
 
-import importlib.util
+import sys
 from pathlib import Path
-from types import ModuleType
+from shutil import copytree
 from typing import NamedTuple
 
 import pytest
 
-from tests.helpers import ROOT, SCRIPTS, python
+from shared.checklist.findings import RULES, findings
+from tests.helpers import ROOT, SCRIPTS, command, python
 
-LAB = ROOT / "labs" / "lab_10_checklist.py"
+TEMPLATE = ROOT / "labs" / "lab_10_train.py"
+ALONE = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('checklist', run_name='__main__')"
 WELL = (SCRIPTS / "trains_well.py").read_text(encoding="utf-8")
 
 
@@ -37,49 +39,41 @@ def read_faults() -> list[Fault]:
 FAULTS = read_faults()
 
 
-@pytest.fixture(scope="module")
-def lab() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(LAB.stem, LAB)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_good_script_has_no_finding(lab: ModuleType):
-    assert lab.findings(WELL) == []
+def test_a_good_script_has_no_finding():
+    assert findings(WELL) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule}-{fault.told}")
-def test_a_planted_fault_is_found_and_nothing_else(fault: Fault, lab: ModuleType):
+def test_a_planted_fault_is_found_and_nothing_else(fault: Fault):
     assert WELL.count(fault.old) == 1
     source = WELL.replace(fault.old, fault.new)
-    found = lab.findings(source)
+    found = findings(source)
     assert [(rule, fault.told in text) for _, rule, text in found] == [(fault.rule, True)]
     assert source.splitlines()[found[0][0][0] - 1].strip() == fault.at
 
 
-def test_each_rule_asks_and_has_a_planted_fault(lab: ModuleType):
-    assert {rule.__name__ for rule in lab.RULES} == {fault.rule for fault in FAULTS}
+def test_each_rule_asks_and_has_a_planted_fault():
+    assert {rule.__name__ for rule in RULES} == {fault.rule for fault in FAULTS}
     assert len(FAULTS) > 40
-    for rule in lab.RULES:
+    for rule in RULES:
         question, _, otherwise = rule.__doc__.partition("? Else ")
         assert question and otherwise.endswith(".")
 
 
-def test_no_python_file_of_this_course_is_too_much(lab: ModuleType):
+def test_no_python_file_of_this_course_is_too_much():
     paths = [path for folder in ("shared", "labs", "tests") for path in (ROOT / folder).rglob("*.py")]
     assert len(paths) > 100
     for path in paths:
-        assert all(lines[0] >= 1 for lines, _, _ in lab.findings(path.read_text(encoding="utf-8"))), path
+        assert all(lines[0] >= 1 for lines, _, _ in findings(path.read_text(encoding="utf-8"))), path
 
 
 def check(*arguments: str | Path) -> tuple[int, list[str]]:
-    done = python(LAB, *arguments)
+    done = python("-m", "shared.checklist", *arguments)
     return done.returncode, done.stdout.splitlines()
 
 
 def test_the_template_is_clean():
-    assert check() == (0, ["lab_10_train.py: 22 questions, 0 findings"])
+    assert check(TEMPLATE) == (0, ["lab_10_train.py: 22 questions, 0 findings"])
 
 
 @pytest.mark.parametrize(
@@ -95,10 +89,10 @@ def test_the_template_is_clean():
         ("dist.all_reduce(counts :=", "(counts :=", "reduce"),
     ],
 )
-def test_a_fault_in_the_template_is_found(old: str, new: str, expected: str, lab: ModuleType):
-    template = LAB.with_name("lab_10_train.py").read_text(encoding="utf-8")
+def test_a_fault_in_the_template_is_found(old: str, new: str, expected: str):
+    template = TEMPLATE.read_text(encoding="utf-8")
     assert template.count(old) == 1
-    assert [rule for _, rule, _ in lab.findings(template.replace(old, new))] == [expected]
+    assert [rule for _, rule, _ in findings(template.replace(old, new))] == [expected]
 
 
 def test_a_script_is_read_and_not_run(tmp_path: Path):
@@ -132,13 +126,13 @@ def test_what_cannot_be_read_is_told_in_one_line(content: bytes | None, told: st
     assert lines[0].startswith(told)
 
 
-def test_it_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; import runpy"
-    done = python("-c", f"{code}; runpy.run_path(sys.argv[0], run_name='__main__')", LAB)
-    assert done.returncode == 0, done.stdout
+def test_a_copy_of_the_folder_works_alone_with_nothing_installed(tmp_path: Path):
+    copytree(ROOT / "shared" / "checklist", tmp_path / "checklist")
+    done = command(sys.executable, "-I", "-S", "-c", ALONE, tmp_path, TEMPLATE, root=None, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "lab_10_train.py: 22 questions, 0 findings\n")
 
 
-def test_it_lists_its_questions(lab: ModuleType):
+def test_it_lists_its_questions():
     code, lines = check("--questions")
-    assert (code, len(lines)) == (0, len(lab.RULES))
+    assert (code, len(lines)) == (0, len(RULES))
     assert all("? Else " in line for line in lines)

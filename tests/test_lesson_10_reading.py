@@ -1,25 +1,15 @@
 """How lesson 10 reads a script: imported names, guards on the rank, what some ranks alone come to."""
 
-import importlib.util
-from types import ModuleType
-
 import pytest
 
-from tests.helpers import ROOT, SCRIPTS
+from shared.checklist.findings import findings
+from tests.helpers import SCRIPTS
 
 WELL = (SCRIPTS / "trains_well.py").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def lab() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("checklist", ROOT / "labs" / "lab_10_checklist.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def rules_of(source: str, lab: ModuleType) -> list[str]:
-    return [rule for _, rule, _ in lab.findings(source)]
+def rules_of(source: str) -> list[str]:
+    return [rule for _, rule, _ in findings(source)]
 
 
 @pytest.mark.parametrize(
@@ -30,10 +20,10 @@ def rules_of(source: str, lab: ModuleType) -> list[str]:
         ("import torch.distributed", "torch.distributed.init_process_group"),
     ],
 )
-def test_imported_names_are_followed(imports: str, call: str, lab: ModuleType):
+def test_imported_names_are_followed(imports: str, call: str):
     source = f"{imports}\n{WELL}".replace("dist.init_process_group(", f"{call}(")
-    assert rules_of(source, lab) == []
-    assert rules_of(source.replace('"nccl" if on_gpu else "gloo"', '"nccl"'), lab) == ["backend"]
+    assert rules_of(source) == []
+    assert rules_of(source.replace('"nccl" if on_gpu else "gloo"', '"nccl"')) == ["backend"]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +48,8 @@ def test_imported_names_are_followed(imports: str, call: str, lab: ModuleType):
         ("if rank != 0:", ["save", "talk"]),
     ],
 )
-def test_guards_are_understood(guard: str, expected: list[str], lab: ModuleType):
-    assert sorted(rules_of(WELL.replace("if rank == 0:", guard), lab)) == expected
+def test_guards_are_understood(guard: str, expected: list[str]):
+    assert sorted(rules_of(WELL.replace("if rank == 0:", guard))) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,19 +67,18 @@ def test_guards_are_understood(guard: str, expected: list[str], lab: ModuleType)
         ("print_in_rank_order(x) if rank == 0 else None", ["meet"]),
     ],
 )
-def test_meetings_of_some_ranks(body: str, expected: list[str], lab: ModuleType):
-    imports = (
-        "import torch\nimport torch.distributed as dist\nfrom shared.report import print_in_rank_order\n"
-    )
+def test_meetings_of_some_ranks(body: str, expected: list[str]):
+    helper = "from shared.runtime.report import print_in_rank_order"
+    imports = f"import torch\nimport torch.distributed as dist\n{helper}\n"
     lines = body.replace("\n", "\n    ")
     source = f"{imports}dist.init_process_group()\ndef main(rank):\n    {lines}\ndist.destroy_process_group()"
-    assert rules_of(source, lab) == expected
+    assert rules_of(source) == expected
 
 
 @pytest.mark.parametrize(("starts", "expected"), [("mp.spawn(main)", []), ("main()", ["talk"])])
-def test_a_launcher_may_speak(starts: str, expected: list[str], lab: ModuleType):
+def test_a_launcher_may_speak(starts: str, expected: list[str]):
     source = WELL.replace("    main()\n", f"    print('starting')\n    {starts}\n")
-    assert rules_of(f"import torch.multiprocessing as mp\n{source}", lab) == expected
+    assert rules_of(f"import torch.multiprocessing as mp\n{source}") == expected
 
 
 @pytest.mark.parametrize(
@@ -102,7 +91,7 @@ def test_a_launcher_may_speak(starts: str, expected: list[str], lab: ModuleType)
         ("common = read_options()", []),
     ],
 )
-def test_packed_arguments_are_read_where_they_can_be(given: str, expected: list[str], lab: ModuleType):
+def test_packed_arguments_are_read_where_they_can_be(given: str, expected: list[str]):
     (loader,) = (line for line in WELL.splitlines() if line.startswith("    loader = "))
     source = WELL.replace(loader, f"    {given}\n    loader = DataLoader(train_set, 16, **common)")
-    assert rules_of(source, lab) == expected
+    assert rules_of(source) == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.checkpoint import load_checkpoint
+from shared.training.checkpoint import load_checkpoint
 from tests.helpers import ROOT, environment, python, torchrun, torchrun_command
 from tests.processes import SleepingLab, wait_until
 from tests.test_data import write_idx

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import checkpoint
-from shared.checkpoint import load_checkpoint, save_atomically
-from shared.errors import InputError
+from shared.runtime.errors import InputError
+from shared.training import checkpoint
+from shared.training.checkpoint import load_checkpoint, save_atomically
 
 
 @pytest.fixture

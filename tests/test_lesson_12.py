@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import CourseError
+from shared.runtime.errors import CourseError
 from tests.helpers import ROOT, SCRIPTS, faulty_lab, torchrun
 
 PLANTED = {

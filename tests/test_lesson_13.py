@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.children import is_running
+from shared.runtime.processes import is_running
 from tests.helpers import ROOT, python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.two_devices import ToyMpModel, TwoDevices
+from shared.training.two_devices import ToyMpModel, TwoDevices
 from tests.helpers import faulty_lab, python, torchrun
 
 

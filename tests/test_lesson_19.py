@@ -31,7 +31,12 @@ def test_padding_does_not_count_as_whole_parameters(ranks: int, tmp_path: Path):
     [
         ("unit", UNSCALED, "", "step 0, unit 2, DDP: gradient: differs by"),
         ("unit", "flat.chunk(", "flat.flip(0).chunk(", "step 0, unit 2, DDP: "),
-        ("fsdp", "take_from_rank_0(net.parameters(), mesh.get_group())", "pass", "fsdp2, 2 ranks, step 0: "),
+        (
+            "fsdp",
+            "broadcast_from_rank_0(net.parameters(), mesh.get_group())",
+            "pass",
+            "fsdp2, 2 ranks, step 0: ",
+        ),
         ("fsdp", "wrap(net, mesh)", "ddp(net, mesh)", "fsdp2 on 2 ranks: 2.000 times"),
         ("units", "1 + (2 if again else 1) * len(units)", "1 + 2 * len(units)", "by the formula"),
         ("units", "root + max(map(size, units), default=0)", "size(net)", "by the formula"),

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from shared import parity, results
-from shared.errors import ParityError
-from shared.traffic import Sent, TrafficError, assert_ring_traffic
+from shared.comm.traffic import Sent, TrafficError, assert_ring_traffic
+from shared.runtime import results
+from shared.runtime.errors import ParityError
+from shared.training import parity
 from tests.helpers import SCRIPTS, torchrun
 
 ONES = torch.ones(2, 3)

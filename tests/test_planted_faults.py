@@ -23,8 +23,8 @@ TAKEN = "dist.recv(box, src=0, group=mail, tag=tag)"
         ("05_ring", "target += incoming", "target.copy_(incoming)", "sum over 2 ranks: differs by"),
         (
             "05_ring",
-            "exchange(outgoing, right, target, left)",
-            "exchange(x, right, x.clone(), left)",
+            "sendrecv(outgoing, right, target, left)",
+            "sendrecv(x, right, x.clone(), left)",
             "sum over",
         ),
         ("06_by_hand", MEAN, "pass", "differs by"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from shared.errors import InputError
+from shared.runtime.errors import InputError
 from shared.tools.lessons import read_lessons
 from shared.tools.sync import derived_files, differences
 from tests.helpers import ROOT, python
@@ -61,10 +61,10 @@ def test_a_missing_lab_is_found(course: Path):
 
 
 def test_a_changed_solution_is_found_in_cell_and_stub(course: Path):
-    edit(course / "labs/solutions/exercise_90_small.py", "Return the answer.", "Return all answers.")
+    edit(course / "labs/exercises/90_small/solution.py", "Return the answer.", "Return all answers.")
     assert found_in(course) == {
         NOTEBOOK: "differs from its source",
-        "labs/exercise_90_small.py": "differs from its source",
+        "labs/exercises/90_small/exercise.py": "differs from its source",
     }
 
 
@@ -83,7 +83,7 @@ def test_a_stale_table_is_found_in_the_readme(course: Path):
 
 
 def test_two_cells_of_one_notebook_may_not_write_one_file(course: Path):
-    edit(course / NOTEBOOK, "../labs/exercise_90_small.py", f"../{LAB}")
+    edit(course / NOTEBOOK, "../labs/exercises/90_small/exercise.py", f"../{LAB}")
     with pytest.raises(InputError, match=f"{LAB} is written twice"):
         read_lessons(course)
 

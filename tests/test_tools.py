@@ -21,8 +21,9 @@ TORCHRUN = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs"
 def course(tmp_path: Path) -> Path:
     """One lesson, whose labs come from a cell and from the hands of an author."""
     root = make_course(tmp_path / "course")
-    (root / "labs" / "checks").mkdir()
-    (root / "labs" / "checks" / "check_90.py").write_text("from shared import data\n", encoding="utf-8")
+    (root / "labs" / "exercises" / "90_small" / "check.py").write_text(
+        "from shared.training import data\n", encoding="utf-8"
+    )
     return root
 
 
@@ -30,7 +31,9 @@ def lesson_of(
     course: Path, change: Callable[[nbformat.NotebookNode], None] = lambda notebook: None
 ) -> Lesson:
     notebook = mini_notebook()
-    notebook.cells.append(new_code_cell(f"{TORCHRUN}/lab_90_small.py\n{TORCHRUN}/checks/check_90.py"))
+    notebook.cells.append(
+        new_code_cell(f"{TORCHRUN}/lab_90_small.py\n{TORCHRUN}/exercises/90_small/check.py")
+    )
     change(notebook)
     return write_lesson(course, notebook)
 
@@ -38,11 +41,11 @@ def lesson_of(
 @pytest.mark.parametrize(
     "name",
     [
-        "shared/group.py",  # the lab imports it
-        "shared/errors.py",  # shared/group.py imports it
-        "shared/notebook.py",  # a cell imports it
-        "shared/data.py",  # the check imports it
-        "labs/checks/check_90.py",
+        "shared/runtime/group.py",  # the lab imports it
+        "shared/runtime/errors.py",  # shared/runtime/group.py imports it
+        "shared/runtime/notebook.py",  # a cell imports it
+        "shared/training/data.py",  # the check imports it
+        "labs/exercises/90/check.py",
         "labs/lab_90_small.py",
     ],
 )
@@ -53,7 +56,7 @@ def test_a_change_of_what_a_lesson_runs_makes_it_stale(name: str, course: Path):
     assert inputs_digest(lesson_of(course), course) != before
 
 
-@pytest.mark.parametrize("name", ["shared/traffic.py", "labs/solutions/exercise_90_small.py"])
+@pytest.mark.parametrize("name", ["shared/comm/traffic.py", "labs/exercises/90_small/solution.py"])
 def test_a_change_of_anything_else_does_not(name: str, course: Path):
     before = inputs_digest(lesson_of(course), course)
     with (course / name).open("a", encoding="utf-8") as file:
@@ -81,13 +84,13 @@ def test_a_lesson_is_fresh_while_its_digest_is_that_of_its_run(course: Path):
 def test_a_lesson_tells_its_labs_and_exercises(course: Path):
     lesson = lesson_of(course)
     assert (lesson.number, lesson.labs) == ("90", ["labs/lab_90_small.py"])
-    assert lesson.exercises == ["labs/exercise_90_small.py"]
+    assert lesson.exercises == ["labs/exercises/90_small/exercise.py"]
     assert lesson.header["title"] == "A small lesson"
     assert lesson.header["gpu"] == "not needed"
 
 
 def test_a_shell_line_may_be_continued(course: Path):
-    continued = "!echo \\\n  --an-option\nfrom shared import data"
+    continued = "!echo \\\n  --an-option\nfrom shared.training import data"
     lesson = lesson_of(course, lambda notebook: notebook.cells.append(new_code_cell(continued)))
     assert inputs_digest(lesson, course)
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from shared.errors import CourseError
+from shared.runtime.errors import CourseError
 
 
 def run_tool(main: Callable[[], int]) -> None:

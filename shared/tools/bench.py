@@ -16,8 +16,8 @@ from pathlib import Path
 
 import nbformat
 
-from shared.errors import CourseError
-from shared.options import positive
+from shared.runtime.errors import CourseError
+from shared.runtime.options import positive
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, cells_of, read_lessons
 
@@ -29,8 +29,8 @@ dist.barrier()
 dist.destroy_process_group()
 """
 WITH_HELPER = """
-from shared.group import process_group
-from shared.lab import run
+from shared.runtime.group import process_group
+from shared.runtime.run import run
 def main():
     with process_group():
         pass
@@ -100,7 +100,7 @@ def bench_lessons(repeats: int) -> None:
 
 
 def bench_ring(repeats: int) -> None:
-    from shared.results import load_results
+    from shared.runtime.results import load_results
 
     print("\nring against gloo's all_reduce: bytes per second, ratio of medians")
     for ranks in (2, 4):

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
-from shared.errors import InputError
+from shared.runtime.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = re.compile(
@@ -18,7 +18,7 @@ HEADER = re.compile(
     r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min · (?P<ranks>[^\n·]+) · "
     r"GPU: (?P<gpu>[^\n·]+)(?:\n|$)"
 )
-WRITEFILE = re.compile(r"%%writefile \.\./(labs/\w+\.py)(?:\n|$)")
+WRITEFILE = re.compile(r"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py)(?:\n|$)")
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
 
 
@@ -41,7 +41,7 @@ class Lesson:
 
     @property
     def exercises(self) -> list[str]:
-        return [name for name in self.written if name.startswith("labs/exercise_")]
+        return [name for name in self.written if name.startswith("labs/exercises/")]
 
 
 def cells_of(notebook: nbformat.NotebookNode, kind: str) -> list[nbformat.NotebookNode]:
@@ -88,7 +88,7 @@ def read_lessons(root: Path = ROOT) -> list[Lesson]:
 
 
 def imported_modules(source: str) -> set[str]:
-    """Names of the modules of ``shared`` that Python code imports, such as ``shared.group``."""
+    """Names of the modules of ``shared`` that Python code imports, such as ``shared.runtime.group``."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

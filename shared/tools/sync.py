@@ -1,6 +1,6 @@
 """``make sync``: bring everything that is derived from the notebooks up to date, without running anything.
 
-- ``labs/lab_*.py`` and ``labs/exercise_*.py`` from the ``%%writefile`` cells.
+- ``labs/lab_*.py`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
 - The README's picture, from the output of the cell tagged ``readme``.
@@ -77,9 +77,9 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, ''))}\g<2>", cell.source)
-            elif cell.source.startswith("%%writefile ../labs/exercise_"):
+            elif cell.source.startswith("%%writefile ../labs/exercises/"):
                 first = cell.source.splitlines()[0]
-                solution = root / "labs" / "solutions" / Path(first).name
+                solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
                 if solution.is_file():
                     cell.source = f"{first}\n{stub_of(solution.read_text(encoding='utf-8')).rstrip()}"
         wanted[root / lesson.path] = nbformat.writes(notebook) + "\n"
@@ -89,7 +89,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
         wanted[readme] = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, 'notebooks/'))}\g<2>", text)
-    for path in sorted((root / "labs").glob("*.py")):
+    for path in sorted([*(root / "labs").glob("*.py"), *(root / "labs").glob("exercises/*/exercise.py")]):
         wanted.setdefault(path, None)
     return wanted
 

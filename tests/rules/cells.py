@@ -19,7 +19,7 @@ SECTIONS = (
     "On real GPUs",
     "You did",
 )
-SET_UP = "from shared import notebook\n\nnotebook.setup()"
+SET_UP = "from shared.runtime import notebook\n\nnotebook.setup()"
 LONGEST_CELL = 25
 HEADING = re.compile(r"^(#{1,6}) +(.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)

@@ -9,14 +9,8 @@ from pathlib import Path
 from shared.tools.sync import BEGIN, END
 from tests.helpers import requirement_names
 
-LONGEST_FILE = 150
 WRONG_ANSWERS_AT_LEAST = 3
 REJECTED = "# rejected: "
-
-
-def length_problems(path: Path) -> list[str]:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    return [f"{path.name} has {lines} lines, allowed are {LONGEST_FILE}"] if lines > LONGEST_FILE else []
 
 
 def docstring_problems(path: Path, notebook: str) -> list[str]:
@@ -39,9 +33,11 @@ def starts_with_torchrun(path: Path) -> bool:
 
 
 def runner_problems(path: Path) -> list[str]:
-    """A lab under torchrun enters through ``shared.lab.run``, which ends it cleanly."""
+    """A lab under torchrun enters through ``shared.runtime.run.run``, which ends it cleanly."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "shared.lab"]
+    imports = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "shared.runtime.run"
+    ]
     guards = [node for node in tree.body if isinstance(node, ast.If)]
     guards = [node for node in guards if ast.unparse(node.test) == "__name__ == '__main__'"]
     calls = [call for guard in guards for call in ast.walk(guard) if isinstance(call, ast.Call)]
@@ -49,7 +45,7 @@ def runner_problems(path: Path) -> list[str]:
         ast.unparse(call.func) == "run" for call in calls
     ):
         return []
-    return [f"{path.name} does not call shared.lab.run under its __main__ guard"]
+    return [f"{path.name} does not call shared.runtime.run.run under its __main__ guard"]
 
 
 @cache
@@ -79,9 +75,10 @@ def import_problems(path: Path) -> list[str]:
 
 
 def exercise_problems(name: str, root: Path) -> list[str]:
-    """``name`` is that of the stub's file without its ending."""
+    """``name`` is that of the exercise's folder, such as ``05_reduce_scatter``."""
+    folder = root / "labs" / "exercises" / name
     found = []
-    solution = root / "labs" / "solutions" / f"{name}.py"
+    solution = folder / "solution.py"
     if not solution.is_file():
         found.append(f"{name} has no solution")
     else:
@@ -89,9 +86,9 @@ def exercise_problems(name: str, root: Path) -> list[str]:
         marks = [line for line in lines if line in (BEGIN, END)]
         if not marks or marks != [BEGIN, END] * (len(marks) // 2):
             found.append(f"{name}: the marks in its solution are not pairs of begin and end")
-    if not (root / "labs" / "checks" / f"{name.replace('exercise', 'check', 1)}.py").is_file():
+    if not (folder / "check.py").is_file():
         found.append(f"{name} has no check")
-    wrong = sorted((root / "tests" / "wrong_answers" / name).glob("*.py"))
+    wrong = sorted((folder / "wrong_answers").glob("*.py"))
     if len(wrong) < WRONG_ANSWERS_AT_LEAST:
         found.append(f"{name} has {len(wrong)} wrong answers, wanted are {WRONG_ANSWERS_AT_LEAST}")
     reasons = [path.read_text(encoding="utf-8").splitlines()[0] for path in wrong]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from shared import exercises
-from shared.lab import die_with_launcher
-from shared.ports import HERE
+from shared.runtime import exercises
+from shared.runtime.ports import HERE
+from shared.runtime.run import die_with_launcher
 
 
 def serve(file: Path) -> None:

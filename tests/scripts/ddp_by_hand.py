@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.errors import ParityError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.report import print_on_rank_0
-from shared.side_by_side import same_buckets, train_side_by_side
-from shared.tools.ddp_ways import from_lab
-from shared.wire import Wire, on_wire
+from shared.comm.paced import Wire, on_wire
+from shared.runtime.errors import ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+from shared.training.ddp_ways import from_lab
+from shared.training.side_by_side import same_buckets, train_side_by_side
 
 Naive, Flat = from_lab("naive", "NaiveDDP"), from_lab("flat", "FlatDDP")
 Overlapped = from_lab("overlapped", "OverlappedDDP")

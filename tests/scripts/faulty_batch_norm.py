@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared import sync_batch_norm
-from shared.lab import run
+from shared.runtime.run import run
+from shared.training import sync_batch_norm
 
 LAB = Path(__file__).resolve().parents[2] / "labs" / "lab_10_sync_batch_norm.py"
 NORMALIZE = sync_batch_norm._Normalize

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shared.group import process_group
-from shared.lab import run
-from shared.report import print_in_rank_order, print_on_rank_0, progress
-from shared.results import record_results
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0, progress
+from shared.runtime.results import record_results
+from shared.runtime.run import run
 
 LINES = 100
 

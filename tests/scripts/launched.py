@@ -1,14 +1,14 @@
-"""Which all-reduces `shared.launched` finds: by hand, in two dtypes, and those that DDP begins in C++."""
+"""Which all-reduces `launched` finds: by hand, in two dtypes, and those that DDP begins in C++."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.group import process_group
-from shared.lab import run
-from shared.launched import all_reduces
-from shared.report import print_in_rank_order
+from shared.comm.launched import all_reduces
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order
+from shared.runtime.run import run
 
 
 def by_hand() -> None:

@@ -4,9 +4,9 @@ import sys
 
 import torch.distributed as dist
 
-from shared.errors import InputError
-from shared.group import process_group
-from shared.lab import run
+from shared.runtime.errors import InputError
+from shared.runtime.group import process_group
+from shared.runtime.run import run
 
 
 def main(how: str) -> None:

@@ -1,4 +1,4 @@
-"""How ``shared.lab.run`` ends: each case in a fork of its own, as rank RANK of 2. Prints JSON."""
+"""How ``shared.runtime.run.run`` ends: each case in a fork of its own, as rank RANK of 2. Prints JSON."""
 
 import atexit
 import json
@@ -7,9 +7,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from shared import lab
-from shared.errors import CourseError, InputError
-from shared.lab import run
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime import run as lab
+from shared.runtime.run import run
 
 RANK = "1"
 

@@ -5,8 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-from shared import lab
-
 
 def main(folder: str) -> None:
     (Path(folder) / os.environ["RANK"]).touch()

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from shared.errors import ParityError
-from shared.group import Group, process_group
-from shared.lab import run
-from shared.parity import assert_same_on_every_rank
-from shared.results import record_results
-from shared.traffic import count_sent, wire_bytes
+from shared.comm.traffic import count_sent, wire_bytes
+from shared.runtime.errors import ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_same_on_every_rank
 
 SMALL, LARGE = 1000, 1_000_000  # elements of float32
 

@@ -1,0 +1,110 @@
+"""Check of exercise 12. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch._dynamo  # the first optimizer would do it, in seconds that a collective may not have
+import torch.distributed as dist
+from torch import nn
+
+from shared.comm.calls import CALLS, count_calls
+from shared.runtime.exercises import Wrong, check_exercise
+from shared.runtime.group import Group
+from shared.training.data import load_images
+
+OTHERS = tuple(name for name in CALLS if name != "all_reduce")
+TOLERANCE = 1e-12  # float64
+LEARNING_RATE, MOMENTUM = 0.1, 0.9
+
+
+def sizes_of(group: Group) -> dict[str, list[list[int]]]:
+    """{case: for each rank the number of images in each of its batches}."""
+    n = group.world_size
+    return {
+        "equal streams": [[12, 12, 12]] * n,
+        "one batch more by rank": [[12] * (3 + rank) for rank in range(n)],
+        "uneven streams": [[8 * (rank + 1)] * (2 + (rank == 0) * 3) + [5] for rank in range(n)],
+        "an empty stream": [[10, 7] * (rank + 1) for rank in range(n - 1)] + [[] if n > 1 else [10, 7]],
+    }
+
+
+def build(group: Group) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same small network on each rank, and its optimizer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)).double()
+    net = net.to(group.device)
+    return net, torch.optim.SGD(net.parameters(), LEARNING_RATE, momentum=MOMENTUM)
+
+
+def streams(sizes: list[list[int]], group: Group) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The batches of every rank; no image is used twice."""
+    data = load_images("digits")
+    flat = [size for own in sizes for size in own]
+    x, y = data.train_x[: sum(flat)].double().to(group.device), data.train_y[: sum(flat)].to(group.device)
+    parts = iter(zip(x.split(flat), y.split(flat), strict=True))
+    return [[next(parts) for _ in own] for own in sizes]
+
+
+def one_by_one(batches: list, done: list, case: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A stream that notices when a batch is asked for before the step on the last one is done."""
+    for number, batch in enumerate(batches):
+        if len(done) != number:
+            raise Wrong(
+                f"{case}: batch {number} was asked for after {len(done)} steps; a stream is read one by one"
+            )
+        yield batch
+
+
+def check_case(answer: ModuleType, case: str, sizes: list[list[int]], group: Group) -> int:
+    """One case on all ranks. Returns the number of all-reduces; raises ``Wrong`` where it is not right."""
+    loss_sum, everyone = nn.CrossEntropyLoss(reduction="sum"), streams(sizes, group)
+    longest = max(len(own) for own in sizes)
+
+    alone, alone_optimizer = build(group)
+    for step in range(longest):
+        joined = [own[step] for own in everyone if step < len(own)]
+        x, y = torch.cat([x for x, _ in joined]), torch.cat([y for _, y in joined])
+        alone_optimizer.zero_grad()
+        (loss_sum(alone(x), y) / len(x)).backward()
+        alone_optimizer.step()
+
+    model, optimizer = build(group)
+    done = []
+    optimizer.register_step_post_hook(lambda *_: done.append(1))
+    with count_calls("all_reduce", *OTHERS) as calls:
+        steps = answer.train_to_the_end(
+            model, optimizer, loss_sum, one_by_one(everyone[group.rank], done, case)
+        )
+
+    own = len(sizes[group.rank])
+    if steps != longest:
+        raise Wrong(f"{case}: {steps} steps on the rank with {own} batches; the longest stream has {longest}")
+    if len(done) != longest:
+        raise Wrong(
+            f"{case}: the optimizer made {len(done)} steps of {longest} on the rank with {own} batches"
+        )
+    for (name, parameter), (_, truth) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
+        off = ((parameter - truth).norm() / truth.norm()).item()
+        if not off <= TOLERANCE:
+            raise Wrong(f"{case}: after training, parameter {name} is off by {off:.1%} from one process")
+    others = sum(calls[name] for name in OTHERS)
+    if calls["all_reduce"] > 2 * (longest + 1) or others:
+        raise Wrong(
+            f"{case}: all is right, but {longest} steps took {calls['all_reduce']} all-reduces and {others} "
+            f"other collectives; the target is {2 * (longest + 1)} and 0"
+        )
+    return calls["all_reduce"]
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    report = []
+    for case, sizes in sizes_of(group).items():
+        calls = check_case(answer, case, sizes, group)
+        dist.barrier()
+        report.append(f"{case} {calls}")
+    calls = ", ".join(report)
+    return f"on {group.world_size} rank(s) the parameters of one process; all-reduces: {calls}. Well done."
+
+
+if __name__ == "__main__":
+    check_exercise("12_has_data", verify)

@@ -1,0 +1,25 @@
+"""Exercise 13: a run that is killed five times, ends equal, and does few steps twice."""
+
+import math
+from pathlib import Path
+
+from shared.runtime.group import Group
+from shared.training.checkpoint import load_checkpoint, save_atomically
+
+
+def choose_interval(steps: int, kills: int, save_cost: float) -> int:
+    """How many steps from one snapshot to the next, when ``kills`` are expected within ``steps`` steps.
+
+    A snapshot takes as long as ``save_cost`` steps.
+    """
+    raise NotImplementedError  # your turn: replace this line
+
+
+def train(run, path: Path, interval: int, group: Group) -> None:
+    """Bring ``run`` to its end. After a kill this is called again, on all ranks, with a new ``run``.
+
+    ``run.model`` and ``run.optimizer`` are those of step 0, equal on all ranks. ``run.do(step)`` does one
+    of the steps 1, 2, ... ``run.steps``; a kill may come in any. The snapshot, if any, lies at ``path``, and
+    every rank can read it. Each ``save_atomically`` of rank 0 counts, the others may not save.
+    """
+    raise NotImplementedError  # your turn: replace this line

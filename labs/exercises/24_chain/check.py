@@ -1,0 +1,150 @@
+"""Check of exercise 24. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
+
+import io
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from threading import Thread
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import rpc
+
+from shared.comm.rpc import start_workers
+from shared.runtime.errors import CourseError
+from shared.runtime.exercises import Wrong, check_exercise
+from shared.runtime.group import Group
+from shared.training.parity import assert_equal
+
+WIDTHS = ((16, 12), (12, 8), (8, 5))  # three stages
+TOLERANCE = 1e-12
+PATIENCE_S, LONG_PATIENCE_S = 7.0, 30.0  # for an answer; for the other ranks, who may wait for theirs
+HELD: list[rpc.RRef] = []
+
+
+class Stage(nn.Module):
+    """One layer, which counts how often it runs in its process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(number)
+        self.layer = nn.Linear(*WIDTHS[number], dtype=torch.float64)
+        self.runs = []  # calls may run at the same time: `+= 1` would lose some
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs.append(1)
+        return torch.tanh(self.layer(x))
+
+
+def held() -> list[rpc.RRef]:
+    """The stages, as worker0 hands them to the others."""
+    return HELD
+
+
+def state_of(stage: rpc.RRef) -> tuple[int, bool]:
+    """(how often the stage ran on its owner, whether a .grad was filled)."""
+    module = stage.local_value()
+    return len(module.runs), any(parameter.grad is not None for parameter in module.parameters())
+
+
+def reference(x: torch.Tensor, y: torch.Tensor) -> tuple[float, list[dict[str, torch.Tensor]]]:
+    """What one process finds."""
+    stages = [Stage(number) for number in range(len(WIDTHS))]
+    loss = F.cross_entropy(nn.Sequential(*stages)(x), y)
+    loss.backward()
+    return loss.item(), [{name: p.grad for name, p in stage.named_parameters()} for stage in stages]
+
+
+def look_at(result: object, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Raise ``Wrong`` unless ``result`` is what one process finds."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise Wrong("chain_gradients must return the loss and a list of dicts")
+    (loss, gradients), (expected_loss, expected) = result, reference(x, y)
+    if not isinstance(loss, float) or abs(loss - expected_loss) > TOLERANCE:
+        raise Wrong(f"the loss is {loss}, one process finds {expected_loss:.4f}")
+    if len(gradients) != len(expected):
+        raise Wrong(f"gradients of {len(gradients)} stages, there are {len(expected)}")
+    for number, (found, right) in enumerate(zip(gradients, expected, strict=True)):
+        if missing := sorted(set(right) - set(found)):
+            raise Wrong(f"stage {number} has no gradient of {missing[0]}")
+        for name, gradient in right.items():
+            assert_equal(f"stage {number}, gradient of {name}", found[name], gradient, TOLERANCE)
+
+
+def answer_of(chain_gradients: Callable, *arguments) -> object:
+    """What the answer returns. It runs in a thread: its backward may wait for ever. Else raises ``Wrong``."""
+    box = []
+
+    def work() -> None:
+        try:
+            box.append(chain_gradients(*arguments))
+        except Exception as error:
+            box.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    if box and not isinstance(box[0], Exception):
+        return box[0]
+    if box and isinstance(box[0], NotImplementedError):
+        raise box[0]
+    if not box or "RPC ran for more than" in str(box[0]):
+        raise Wrong("backward waits for a gradient that nobody sends: the loss does not use a call's result")
+    lines = str(box[0]).splitlines() or [repr(box[0])]
+    raise Wrong(f"chain_gradients failed: {lines['On WorkerInfo' in lines[0]]}")
+
+
+def examine(answer: ModuleType, group: Group) -> None:
+    """All ranks use the same three stages at the same time, each with data of its own."""
+    generator = torch.Generator().manual_seed(100 + group.rank)
+    x = torch.randn(7, WIDTHS[0][0], dtype=torch.float64, generator=generator)
+    y = torch.randint(WIDTHS[-1][1], (7,), generator=generator)
+    problem = None
+    try:
+        look_at(answer_of(answer.chain_gradients, rpc.rpc_sync("worker0", held), x, y), x, y)
+    except (CourseError, NotImplementedError) as error:
+        problem = error
+    dist.barrier()
+    if isinstance(problem, NotImplementedError):
+        raise problem
+    for number, stage in enumerate(rpc.rpc_sync("worker0", held)):
+        runs, filled = rpc.rpc_sync(stage.owner(), state_of, args=(stage,))
+        if runs < group.world_size and (not problem or "gradient" in str(problem)):
+            used = f"{group.world_size} ranks used it"
+            raise Wrong(f"stage {number} ran {runs} times on its owner, {stage.owner_name()}; {used}")
+        if filled:
+            raise Wrong(f"stage {number} has its .grad filled: two ranks that train at once would mix theirs")
+    if problem:
+        raise problem
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    sys.modules[answer.__name__] = answer  # its functions travel by name
+    workers, problem = start_workers(group), None
+    with redirect_stderr(io.StringIO()):  # a worker writes the traceback of what fails on it
+        if group.rank == 0:
+            for number in range(len(WIDTHS)):
+                HELD.append(rpc.remote(workers[number % len(workers)], Stage, args=(number,)))
+                HELD[-1].to_here()  # one after the other: a process has one generator
+        dist.barrier()
+        try:
+            examine(answer, group)
+        except Exception as error:
+            problem = error
+        problems = [None] * group.world_size
+        dist.all_gather_object(problems, type(problem).__name__)
+        if set(problems) <= {"NoneType", "NotImplementedError"}:  # else a call may still be under way
+            HELD.clear()
+            rpc.shutdown()
+    if problem:
+        raise problem
+    owners = min(len(WIDTHS), group.world_size)
+    used = f"{len(WIDTHS)} stages on {owners} worker(s), used by {group.world_size} rank(s) at once"
+    return f"{used}; gradients as of one process. Well done."
+
+
+if __name__ == "__main__":
+    check_exercise("24_chain", verify, timeout_s=LONG_PATIENCE_S)

@@ -1,0 +1,1 @@
+"""Starting, ending and reporting: what a lab, an exercise or a notebook needs to run at all."""

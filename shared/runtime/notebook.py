@@ -1,0 +1,114 @@
+"""The one call at the top of each notebook. Taught in lesson 00. Imports no torch: that takes a second."""
+
+import atexit
+import importlib
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from subprocess import CalledProcessError
+
+from shared.runtime.errors import CourseError, InputError
+
+COMMAND_NOT_FOUND = 127  # exit code of a shell
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_root(start: Path) -> Path:
+    """The checkout that ``start`` lies in, else the one that this package belongs to."""
+    for folder in (start, *start.parents):
+        if (folder / "shared" / "runtime" / "notebook.py").is_file() and (folder / "notebooks").is_dir():
+            return folder
+    return PACKAGE_ROOT
+
+
+def setup() -> None:
+    """Prepare this notebook's kernel. Call it first; a second call changes nothing.
+
+    - The working directory becomes ``notebooks/``, wherever the kernel was started.
+    - ``torchrun`` and ``python`` are those of this kernel's environment, and import this checkout.
+    - A command after ``!`` that fails, also inside a pipe, fails its cell and so the notebook.
+    - Results that labs record go to a folder of this kernel's own.
+
+    Raises:
+        CourseError: outside of a notebook, or IPython is too old.
+    """
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        raise CourseError("notebook.setup() is for notebooks; start a lab with torchrun")
+    root = find_root(Path.cwd().resolve())
+    if root != PACKAGE_ROOT:  # `shared` was installed from another checkout: use this one's
+        for name in [name for name in sys.modules if name.split(".")[0] == "shared"]:
+            del sys.modules[name]
+        sys.path.insert(0, str(root))
+        module = importlib.import_module("shared.runtime.notebook")
+        globals().update(vars(module))  # the first cell's name `notebook` still means this module
+        module.setup()
+        return
+    if not shell.has_trait("system_raise_on_error"):
+        raise CourseError("IPython is too old to notice a failing command: pip install -U 'ipython>=9.13'")
+    os.chdir(root / "notebooks")
+    _set_environment(root)
+    shell.system_raise_on_error = True
+    shell.set_custom_exc((CalledProcessError, CourseError), _show_in_one_line)
+    shell.register_magic_function(_writefile, magic_kind="cell", magic_name="writefile")
+
+
+def world_size(value: object, smallest: int = 1, largest: int = 8, name: str = "WORLD_SIZE") -> int:
+    """Return ``value`` if it is a number of ranks that the lesson can run with, else raise ``InputError``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
+        raise InputError(f"{name} must be a whole number from {smallest} to {largest}, not {value!r}")
+    return value
+
+
+def log_file(name: str) -> str:
+    """Path of a file for a command's output, in the folder of this kernel's results."""
+    return str(Path(os.environ["RANK_BY_RANK_RESULTS"]) / name)
+
+
+def _set_environment(root: Path) -> None:
+    scripts = sysconfig.get_path("scripts")
+    for name, folder in (("PATH", scripts), ("PYTHONPATH", str(root))):
+        before = [part for part in os.environ.get(name, "").split(os.pathsep) if part and part != folder]
+        os.environ[name] = os.pathsep.join([folder, *before])
+    bash = shutil.which("bash")
+    if bash is None:
+        raise CourseError("bash was not found; it is needed to notice a failure inside a pipe")
+    os.environ["SHELL"] = bash  # IPython runs `!` lines with it
+    os.environ["SHELLOPTS"] = "pipefail"  # bash reads this at start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per rank, as torchrun would set, unasked
+    if "RANK_BY_RANK_RESULTS" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="rank-by-rank-")
+        os.environ["RANK_BY_RANK_RESULTS"] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        temporary = Path(folder) / "tmp"  # torchrun leaves a folder behind in each run
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
+
+
+def _show_in_one_line(shell, kind, error, traceback, tb_offset=None) -> list[str]:
+    text = str(error)
+    if isinstance(error, CalledProcessError):
+        text = f"the command above failed with exit code {error.returncode}; its last lines say why"
+        if error.returncode == COMMAND_NOT_FOUND:
+            text = "the command was not found; is the course installed in the environment of this kernel?"
+    lines = [f"{kind.__name__}: {text}"]
+    shell._showtraceback(kind, text, lines)
+    return lines
+
+
+def _writefile(line: str, cell: str) -> None:
+    """``%%writefile PATH`` in one step: a run of another notebook never reads a half-written file."""
+    path = Path(line.strip())
+    if not path.parent.is_dir():
+        raise InputError(f"%%writefile: there is no folder {path.parent.as_posix()}")
+    if not path.exists() or path.read_text(encoding="utf-8") != cell:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            file.write(cell)
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    print(f"Wrote {path.as_posix()}")

@@ -1,0 +1,1 @@
+"""What is trained and how it is proved: data, models, parity, checkpoints, sharded and simulated parts."""

@@ -1,0 +1,116 @@
+"""What the benchmark of lesson 09 measures: a model, wrapped in one of several ways, that trains."""
+
+import argparse
+import contextlib
+import copy
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from shared.comm.paced import Wire
+from shared.runtime.group import Group
+from shared.runtime.results import ROOT
+
+ALONE = "no communication"
+REAL_ALL_REDUCE = dist.all_reduce  # whatever wire is in place
+
+
+def from_lab(name: str, attribute: str) -> Callable:
+    """A class of a lab, loaded by path: labs are files to run, not a package."""
+    path = ROOT / "labs" / f"lab_09_{name}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, attribute)
+
+
+def wrappers(members: dist.ProcessGroup, cap: float | None, wire: Wire | None) -> dict[str, Callable]:
+    """{name: function from a model to the model to train}. With a wire, torch's DDP uses it, too."""
+
+    def torchs(model: nn.Module) -> nn.Module:
+        ddp = DistributedDataParallel(model, process_group=members, bucket_cap_mb=cap)
+        if wire:
+            ddp.register_comm_hook(members, wire.comm_hook)
+        return ddp
+
+    ways = {
+        ALONE: lambda model: model,
+        "naive": lambda model: from_lab("naive", "NaiveDDP")(model, members),
+        "flat": lambda model: from_lab("flat", "FlatDDP")(model, members),
+        "overlapped": lambda model: from_lab("overlapped", "OverlappedDDP")(model, cap, members),
+        "torch": torchs,
+    }
+    everybody = dist.get_world_size(members) == dist.get_world_size()  # apex's knows no other group
+    if torch.cuda.is_available() and not wire and everybody:
+        with contextlib.suppress(ImportError):  # apex removed its DDP in May 2025
+            from apex.parallel import DistributedDataParallel as ApexDDP
+
+            ways["apex"] = ApexDDP
+    return ways
+
+
+@cache
+def built(name: str) -> nn.Module:
+    """A model of torchvision. Building it takes longer than copying it."""
+    return getattr(torchvision.models, name)()
+
+
+class Step:
+    """One model that trains on random images, and the times of its steps."""
+
+    def __init__(self, wrap: Callable, args: argparse.Namespace, group: Group) -> None:
+        model = copy.deepcopy(built(args.model)).to(group.device)
+        self.model, self.group = wrap(model), group
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.x = torch.randn(args.batch, 3, args.image, args.image, device=group.device)
+        self.y = torch.ones(args.batch, dtype=torch.int64, device=group.device)
+        self.times: list[tuple[float, float]] = []  # forward, backward with communication
+        self.start, self.moments = 0.0, {}
+        if self.model is model:  # nobody's hooks: note when each gradient is ready
+            for index, p in enumerate(p for p in model.parameters() if p.requires_grad):
+                p.register_post_accumulate_grad_hook(lambda _, i=index: self._note(i))
+
+    def _note(self, index: int) -> None:
+        self.moments.setdefault(index, []).append(time.perf_counter() - self.start)
+
+    def now(self) -> float:
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def __call__(self, members: dist.ProcessGroup) -> None:
+        self.optimizer.zero_grad()
+        dist.barrier(group=members)
+        self.start = self.now()
+        with record_function("forward"):
+            loss = F.cross_entropy(self.model(self.x), self.y)
+        forward = self.now()
+        with record_function("backward"):
+            loss.backward()
+        if hasattr(self.model, "reduce_gradients"):
+            self.model.reduce_gradients()
+        took = torch.tensor([forward - self.start, self.now() - forward], device=self.group.device)
+        REAL_ALL_REDUCE(took, op=dist.ReduceOp.MAX, group=members)  # the slowest rank counts
+        self.times.append(tuple(took.tolist()))
+        self.optimizer.step()
+
+    def medians(self, skip: int) -> dict[str, float]:
+        """Seconds of the steps after the first ``skip``."""
+        forward, backward = (statistics.median(part) for part in zip(*self.times[skip:], strict=True))
+        total = statistics.median(sum(times) for times in self.times[skip:])
+        return {"forward": forward, "backward": backward, "total": total}
+
+    def ready(self, skip: int) -> dict[int, float]:
+        """{position among the parameters: seconds from the start of a step to its gradient, median}."""
+        return {index: statistics.median(moments[skip:]) for index, moments in self.moments.items()}

@@ -1,0 +1,117 @@
+"""A DDP of one's own beside torch's and beside one process, step by step. Lesson 08 taught the comparison."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.comm.paced import Wire, on_wire
+from shared.runtime.errors import ParityError
+from shared.runtime.group import Group
+from shared.runtime.report import print_on_rank_0
+from shared.training.data import Images, load_images
+from shared.training.models import AwkwardNet
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
+
+SEED = 100
+BATCH = 24  # images per rank and step
+
+
+class SideBySide(NamedTuple):
+    """The largest difference, and for each step how many all-reduces and bytes our own wrapper launched."""
+
+    largest: float
+    calls: list[int]
+    bytes: list[int]
+
+
+def loss_of(model: nn.Module, data: Images, rank: int, step: int) -> torch.Tensor:
+    """The loss of a rank's own images. The branch is used by nobody, by rank 0 alone, by all, in turns."""
+    first = (8 * step + rank) * BATCH  # 8 ranks at most
+    chosen = torch.arange(first, first + BATCH) % len(data.train_x)
+    device = next(model.parameters()).device
+    x, y = data.train_x[chosen].double().to(device), data.train_y[chosen].to(device)
+    use_branch = step % 3 == 2 or (step % 3 == 1 and rank == 0)
+    return F.cross_entropy(model(x, use_branch), y)
+
+
+def train_side_by_side(
+    wrap: Callable[[nn.Module], nn.Module], group: Group, steps: int = 6, tolerance: float = 1e-12
+) -> SideBySide:
+    """Train ``wrap(net)``, torch's DDP and one process side by side. Collective.
+
+    The ranks begin with different parameters and have different images, in float64. A method
+    ``reduce_gradients`` of the wrapper, if there is one, is called after each backward.
+
+    Raises:
+        ParityError: after some step, a gradient or parameter differs from DDP's or from one process's,
+            one has a gradient where the other has none, or two ranks differ.
+    """
+    data = load_images("digits")
+    torch.manual_seed(SEED + group.rank)
+    net = AwkwardNet().double().to(group.device)
+    torch.manual_seed(SEED)
+    alone = AwkwardNet().double().to(group.device)
+    ours, theirs = wrap(copy.deepcopy(net)), DistributedDataParallel(net, find_unused_parameters=True)
+    assert_all_equal("after construction", parameters(ours), parameters(alone), 0.0)
+
+    models = (ours, theirs, alone)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.5, momentum=0.9) for model in models]
+    largest, sent = 0.0, []
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with on_wire(Wire()) as wire:  # this one takes no time, it counts
+            loss_of(ours, data, group.rank, step).backward()
+            if hasattr(ours, "reduce_gradients"):
+                ours.reduce_gradients()
+        sent.append([sending.bytes for sending in wire.log])
+        loss_of(theirs, data, group.rank, step).backward()
+        (sum(loss_of(alone, data, r, step) for r in range(group.world_size)) / group.world_size).backward()
+        for other, name in ((theirs, "torch's DDP"), (alone, "one process")):
+            what = f"step {step}, ours and {name}: gradient"
+            largest = max(largest, assert_all_equal(what, gradients(ours), gradients(other), tolerance))
+        for optimizer in optimizers:
+            optimizer.step()
+        for other, name in ((theirs, "torch's DDP"), (alone, "one process")):
+            what = f"step {step}, ours and {name}: parameter"
+            largest = max(largest, assert_all_equal(what, parameters(ours), parameters(other), tolerance))
+        assert_same_on_every_rank(f"step {step}", parameters(ours))
+    calls = [len(one) for one in sent]
+    print_on_rank_0(f"{steps} steps equal to torch's DDP and to one process, to {tolerance:.0e}")
+    print_on_rank_0(f"all-reduces in each step: {calls}")
+    return SideBySide(largest, calls, [sum(one) for one in sent])
+
+
+def same_buckets(wrap: Callable, group: Group, caps: Sequence[float | None]) -> dict[str, list[list[int]]]:
+    """Compare our buckets with those that torch's DDP reports for the same ``bucket_cap_mb``. Collective.
+
+    The net has 8 layers of 1 MiB. Returns, for each cap, the buckets in the order of their all-reduces,
+    each a list of positions among the parameters that learn. DDP has all in one bucket in its first step,
+    fills its buckets anew in the second, and reports them from the third on.
+
+    Raises:
+        ParityError: the buckets differ, or DDP began with more than one.
+    """
+    x = torch.ones(2, 512, device=group.device)
+    layouts = {}
+    for cap in caps:
+        nets = [nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]).to(group.device) for _ in range(2)]
+        ours, theirs = wrap(nets[0], bucket_cap_mb=cap), DistributedDataParallel(nets[1], bucket_cap_mb=cap)
+        for _ in range(3):
+            for ddp in (ours, theirs):
+                ddp(x).sum().backward()
+        log = theirs._get_ddp_logging_data()
+        buckets = [
+            [int(i) for i in one.split()] for one in log["rebuilt_per_bucket_param_indices"].split(",")
+        ]
+        if ours.buckets != buckets or "," in log["bucket_sizes"]:
+            raise ParityError(f"bucket_cap_mb {cap}: ours are {ours.buckets}, DDP's {buckets}")
+        layouts[str(cap)] = buckets
+        counts = [len(bucket) for bucket in buckets]
+        print_on_rank_0(f"bucket_cap_mb {cap!s:>4}: DDP's and our buckets hold {counts} parameters")
+    return layouts
