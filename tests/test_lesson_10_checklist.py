@@ -11,7 +11,10 @@ from shared.checklist.findings import RULES, findings
 from tests.helpers import ROOT, SCRIPTS, command, python
 
 TEMPLATE = ROOT / "labs" / "lab_10_train.py"
-ALONE = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('checklist', run_name='__main__')"
+ALONE = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('checklist', run_name='__main__')"
+)
 WELL = (SCRIPTS / "trains_well.py").read_text(encoding="utf-8")
 
 

@@ -45,7 +45,7 @@ def lesson_of(
         "shared/runtime/errors.py",  # shared/runtime/group.py imports it
         "shared/runtime/notebook.py",  # a cell imports it
         "shared/training/data.py",  # the check imports it
-        "labs/exercises/90/check.py",
+        "labs/exercises/90_small/check.py",
         "labs/lab_90_small.py",
     ],
 )
@@ -96,8 +96,12 @@ def test_a_shell_line_may_be_continued(course: Path):
 
 
 def test_imports_are_found_in_each_form():
-    source = "import shared.a, os\nfrom shared import b\nfrom shared.c import d\nfrom torch import e\n"
-    assert imported_modules(source) == {"shared.a", "shared.b", "shared.c"}
+    source = (
+        "import shared.a, os\nfrom shared import b\nfrom shared.c import d\nfrom .f import g\nimport torch\n"
+    )
+    absolute = {"shared", "shared.a", "shared.b", "shared.c", "shared.c.d"}
+    expected = absolute | {"shared.room.f", "shared.room.f.g"}
+    assert imported_modules(source, "shared.room") == expected
 
 
 def test_each_marked_block_becomes_one_line():

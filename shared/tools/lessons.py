@@ -19,6 +19,7 @@ HEADER = re.compile(
     r"GPU: (?P<gpu>[^\n·]+)(?:\n|$)"
 )
 WRITEFILE = re.compile(r"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py)(?:\n|$)")
+RUN_AS_MODULE = re.compile(r"-m (shared(?:\.\w+)*)")
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
 
 
@@ -87,17 +88,20 @@ def read_lessons(root: Path = ROOT) -> list[Lesson]:
     return lessons
 
 
-def imported_modules(source: str) -> set[str]:
-    """Names of the modules of ``shared`` that Python code imports, such as ``shared.runtime.group``."""
+def imported_modules(source: str, package: str = "") -> set[str]:
+    """Names of all modules of ``shared`` that Python code may import, such as ``shared.runtime.group``.
+
+    ``from shared.runtime import group`` may mean a module or a value, so both names are given. ``package``
+    is the one that relative imports of ``source`` are relative to.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.startswith("shared.")}
-        elif isinstance(node, ast.ImportFrom) and node.module == "shared":
-            found |= {f"shared.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shared."):
-            found.add(node.module)
-    return found
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = ".".join(part for part in (package if node.level else "", node.module) if part)
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.split(".")[0] == "shared"}
 
 
 def _plain_python(cell: str) -> str:
@@ -115,19 +119,30 @@ def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:
     files = {name: _read(root / name) for name in names}
     # The check of an exercise belongs to the notebook's outputs, its solution does not.
     todo = {m for source in code for m in imported_modules(_plain_python(source))}
+    todo |= {m for source in code for m in RUN_AS_MODULE.findall(source)}
     todo |= {m for text in files.values() for m in imported_modules(text)}
     done: set[str] = set()
     while todo:
         module = todo.pop()
-        path = root / (module.replace(".", "/") + ".py")
-        if module not in done and path.is_file():
+        if module not in done:
             done.add(module)
-            files[module] = _read(path)
-            todo |= imported_modules(files[module])
+            for path, package in _files_of(module, root):
+                name = path.relative_to(root).as_posix()
+                files[name] = _read(path)
+                todo |= imported_modules(files[name], package)
     digest = hashlib.sha256()
     for part in [*code, *(f"{name}\n{files[name]}" for name in sorted(files))]:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _files_of(module: str, root: Path) -> list[tuple[Path, str]]:
+    """(file, its package) of a module; a package also has an ``__init__`` and perhaps a ``__main__``."""
+    path = root / module.replace(".", "/")
+    if path.is_dir():
+        return [(one, module) for name in ("__init__", "__main__") if (one := path / f"{name}.py").is_file()]
+    file = path.with_suffix(".py")
+    return [(file, module.rpartition(".")[0])] if file.is_file() else []
 
 
 def _read(path: Path) -> str:

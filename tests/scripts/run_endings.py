@@ -7,8 +7,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from shared.runtime.errors import CourseError, InputError
 from shared.runtime import run as lab
+from shared.runtime.errors import CourseError, InputError
 from shared.runtime.run import run
 
 RANK = "1"
