@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from shared.comm.kernel import wire_bytes
 from shared.comm.p2p import sendrecv
-from shared.comm.traffic import count_sent, wire_bytes
+from shared.comm.record import record
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
@@ -121,12 +122,12 @@ def measure(function: Callable, ranks: list[int], pg: dist.ProcessGroup, x: torc
     """Run a collective by hand and by torch, compare, and return what this rank sent in each."""
     name = function.__name__
     x = x[: len(x) // len(ranks)] if "gather" in name else x
-    with count_sent() as sent:
+    with record() as log:
         ours = function(x.clone(), ranks)
     before = received(pg)
     theirs = by_torch(name, x, pg)
     assert (ours is theirs is None) or torch.equal(ours, theirs), f"{name} over ranks {ranks} differs"
-    return {"messages": sent.calls, "bytes": sent.bytes, "wire": received(pg) - before}
+    return {"messages": log.count("send"), "bytes": log.bytes("send"), "wire": received(pg) - before}
 
 
 def main() -> None:

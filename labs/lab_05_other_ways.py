@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shared.comm.p2p import sendrecv
-from shared.comm.traffic import Sent, TrafficError, assert_ring_traffic, count_sent
+from shared.comm.record import Call, record
+from shared.comm.ring import TrafficError, assert_ring_traffic
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
@@ -67,7 +68,7 @@ WAYS = {
 }
 
 
-def assert_rejected(way: str, sent: Sent, whole: int, n: int) -> str:
+def assert_rejected(way: str, sent: list[Call], whole: int, n: int) -> str:
     """The ring's check must fail for this traffic; return its complaint."""
     try:
         assert_ring_traffic(sent, whole, n)
@@ -81,12 +82,13 @@ def measure(way: str, n: int, cfg: Config, group: Group) -> dict | None:
     x = torch.arange(cfg.numel, dtype=torch.float64, device=group.device) * (group.rank + 1)
     expected = torch.arange(cfg.numel, dtype=torch.float64, device=group.device) * (n * (n + 1) // 2)
     row = None
-    with count_sent() as sent:
+    with record() as log:
         if group.rank < n:
             WAYS[way](x, n)
-            assert_equal(way, x, expected, 0.0)
-            whole = x.numel() * x.element_size()
-            row = {"sent": sent.bytes, "whole": whole, "why_no_ring": assert_rejected(way, sent, whole, n)}
+    if group.rank < n:
+        assert_equal(way, x, expected, 0.0)
+        why_no_ring = assert_rejected(way, log.of("send"), x.nbytes, n)
+        row = {"sent": log.bytes("send"), "whole": x.nbytes, "why_no_ring": why_no_ring}
     dist.barrier()
     return row
 

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from shared.comm.kernel import wire_bytes
 from shared.comm.p2p import sendrecv
-from shared.comm.traffic import assert_ring_traffic, count_sent, wire_bytes
+from shared.comm.record import record
+from shared.comm.ring import assert_ring_traffic
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
@@ -78,18 +80,19 @@ def measure(n: int, cfg: Config, group: Group) -> dict:
     whole = x.numel() * x.element_size()
     dist.barrier()
     before = wire_bytes()
-    with count_sent() as sent:
+    with record() as log:
         if group.rank < n:
             ring_all_reduce(x, n)
     dist.barrier()
     if group.rank < n:
         assert_equal(f"sum over {n} ranks", x.cpu(), reference(n, cfg), cfg.tolerance)
-        assert_ring_traffic(sent, whole, n)
+        assert_ring_traffic(log.of("send"), whole, n)
+    sent = log.bytes("send")
     on_the_wire = None
     if before is not None and group.backend == "gloo":
         on_the_wire = wire_bytes() - before
-        assert abs(on_the_wire - sent.bytes) <= cfg.wire_slack * sent.bytes + 4096, (on_the_wire, sent.bytes)
-    return {"whole": whole, "sent": sent.bytes, "messages": sent.calls, "wire": on_the_wire}
+        assert abs(on_the_wire - sent) <= cfg.wire_slack * sent + 4096, (on_the_wire, sent)
+    return {"whole": whole, "sent": sent, "messages": log.count("send"), "wire": on_the_wire}
 
 
 def main(cfg: Config) -> None:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.comm.calls import count_calls
-from shared.comm.traffic import wire_bytes
+from shared.comm.kernel import wire_bytes
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
@@ -89,7 +89,7 @@ def measure(
     seconds = []
     dist.barrier()
     before = wire_bytes()
-    with count_calls("all_reduce") as calls:
+    with record() as log:
         for _ in range(cfg.steps):
             for parameter, gradient in zip(model.parameters(), own, strict=True):
                 parameter.grad = gradient.clone()
@@ -103,7 +103,7 @@ def measure(
     if before is not None and group.backend == "gloo":
         sent = (wire_bytes() - before) / cfg.steps
     return {
-        "calls": calls["all_reduce"] / cfg.steps,
+        "calls": log.count("all_reduce") / cfg.steps,
         "sent": sent,
         "seconds": statistics.median(seconds),
         "averaged": flattened(parameter.grad for parameter in model.parameters()),

@@ -1,4 +1,4 @@
-"""DataParallel step by step on 1 to 8 stand-ins for devices: equal to one process, every byte counted.
+"""DataParallel step by step on 1 to 8 simulated devices: equal to one process, every byte counted.
 
 Run it:      python labs/lab_07_by_hand.py
 Written by:  notebooks/07_dp_vs_ddp.ipynb
@@ -17,36 +17,36 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, gradients, parameters
-from shared.training.simulated_devices import Wire
+from shared.training.simulated_devices import Link
 
 
 @dataclass(frozen=True)
 class Config:
-    devices: int = 8  # the largest number of stand-ins
+    devices: int = 8  # the largest number of simulated devices
     steps: int = 5
     batch: int = 840  # divides by 1 to 8
     learning_rate: float = 0.5
     tolerance: float = 1e-12  # float64
 
 
-class StandIns(nn.DataParallel):
-    """torch's DataParallel on ``n`` stand-ins for devices. ``forward`` is torch's own.
+class SimulatedDataParallel(nn.DataParallel):
+    """torch's DataParallel on ``n`` simulated devices. ``forward`` is torch's own.
 
     It calls the four methods below, which do on CPU tensors what torch's do on GPUs, and notes them in
     ``called``. ``held[device]``: bytes of the tensors there when forward ends, activations aside.
     Source: torch/nn/parallel/data_parallel.py.
     """
 
-    def __init__(self, module: nn.Module, n: int, wire: Wire) -> None:
+    def __init__(self, module: nn.Module, n: int, link: Link) -> None:
         nn.Module.__init__(self)
-        self.module, self.wire, self.dim = module, wire, 0
+        self.module, self.link, self.dim = module, link, 0
         self.device_ids, self.output_device, self.src_device_obj = list(range(n)), 0, torch.device("cpu")
         self.called, self.workers, self.held = [], [], []
 
     def scatter(self, inputs, kwargs, device_ids):
         self.called.append("scatter")
         chunks = inputs[0].chunk(len(device_ids))  # may be fewer than devices
-        parts = [self.wire.cross("inputs", chunk, 0, d) for d, chunk in enumerate(chunks)]
+        parts = [self.link.transfer("inputs", chunk, 0, d) for d, chunk in enumerate(chunks)]
         self.tensors = [[part] for part in parts]  # device 0's part is a view of the whole batch
         return [(part,) for part in parts], [{} for _ in parts]
 
@@ -54,8 +54,8 @@ class StandIns(nn.DataParallel):
         self.called.append("replicate")
         replicas = []
         for d in device_ids:  # device 0 keeps the original tensors
-            values = {k: self.wire.cross("parameters", p, 0, d) for k, p in module.named_parameters()}
-            values |= {k: self.wire.cross("buffers", b, 0, d) for k, b in module.named_buffers()}
+            values = {k: self.link.transfer("parameters", p, 0, d) for k, p in module.named_parameters()}
+            values |= {k: self.link.transfer("buffers", b, 0, d) for k, b in module.named_buffers()}
             self.tensors[d] += values.values()
             replicas.append((copy.deepcopy(module), values))
         return replicas
@@ -76,7 +76,9 @@ class StandIns(nn.DataParallel):
 
     def gather(self, outputs, output_device):
         self.called.append("gather")
-        arrived = [self.wire.cross("outputs", output, d, output_device) for d, output in enumerate(outputs)]
+        arrived = [
+            self.link.transfer("outputs", output, d, output_device) for d, output in enumerate(outputs)
+        ]
         whole = torch.cat(arrived)
         self.tensors[output_device].append(whole)
         storages = [{t.untyped_storage().data_ptr(): t.untyped_storage() for t in ts} for ts in self.tensors]
@@ -105,15 +107,15 @@ def build(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
 reference = build  # one process without a wrapper starts from the same parameters
 
 
-def record(model: StandIns, optimizer: torch.optim.Optimizer) -> dict:
-    """What one step on the stand-ins did, for the notebook."""
+def record(model: SimulatedDataParallel, optimizer: torch.optim.Optimizer) -> dict:
+    """What one step on the simulated devices did, for the notebook."""
     learned = [state["momentum_buffer"] for state in optimizer.state.values()]
     learned += [p.grad for p in model.module.parameters() if p.grad is not None]
     assert len(set(model.workers)) == len(model.workers), "each replica runs in a thread of its own"
     return {
         "called": model.called[:],
-        "through": model.wire.through(0),
-        "crossings": [[*key, size] for key, size in model.wire.crossings.items()],
+        "through": model.link.through(0),
+        "transfers": [[*key, size] for key, size in model.link.transfers.items()],
         "held": model.held,
         "learned": sum(t.nbytes for t in learned),  # where the parameters are: on device 0
     }
@@ -126,7 +128,7 @@ def main(cfg: Config) -> None:
     for n in range(cfg.devices + 1):
         alone, alone_optimizer = reference(cfg)
         net, optimizer = build(cfg)
-        model = StandIns(net, n, Wire())
+        model = SimulatedDataParallel(net, n, Link())
         for step in range(cfg.steps):
             train_step(alone, alone_optimizer, x, y)
             train_step(model, optimizer, x, y)
@@ -139,7 +141,7 @@ def main(cfg: Config) -> None:
         print(f"devices {n}: {what}; {len(model.workers) // cfg.steps} threads; {size:,} bytes")
     print(f"each equals one process after each of {cfg.steps} steps, in gradients and parameters")
 
-    small = StandIns(net, 8, Wire())
+    small = SimulatedDataParallel(net, 8, Link())
     small(x[:9])
     assert len(small.workers) == 5
     print(f"a batch of 9 on 8 devices: {len(small.workers)} of them get a part of it")

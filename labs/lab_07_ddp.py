@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.comm.traffic import wire_bytes
+from shared.comm.kernel import wire_bytes
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
@@ -118,11 +118,11 @@ def main(cfg: Config) -> None:
         print_on_rank_0(f"{group.world_size} ranks are {len(set(processes))} processes")
 
         sent = {n: bytes_sent(n, x, y, cfg, group) for n in range(1, group.world_size + 1)}
-        learning = sum(p.nbytes for p in net.parameters() if p.requires_grad)
+        trainable = sum(p.nbytes for p in net.parameters() if p.requires_grad)
         seen = "was not counted" if sent[group.world_size] is None else "was what a ring sends"
         print_in_rank_order(f"what left this process, with up to {group.world_size} ranks at work, {seen}")
         values = sum(p.sum().item() for p in net.parameters())
-        record_results("lab_07_ddp", {"sent": sent, "gradients": learning, "values": values})
+        record_results("lab_07_ddp", {"sent": sent, "gradients": trainable, "values": values})
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def main() -> None:
 
     spread = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, device="meta"))  # meta: a device without memory
     wrapped = nn.DataParallel(nn.Identity())
-    wrapped.module, wrapped.device_ids = spread, [0, 1]  # two stand-ins
+    wrapped.module, wrapped.device_ids = spread, [0, 1]  # two simulated devices
     wrapped.src_device_obj = torch.device("cpu")
     text = "it was accepted"
     try:

@@ -39,9 +39,9 @@ class FlatDDP(nn.Module):
         self.module = module
         self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
-        self.learning = [p for p in module.parameters() if p.requires_grad]
-        sizes = [*(p.numel() for p in self.learning), len(self.learning)]  # in the end: who was used
-        self.flat = self.learning[0].new_zeros(sum(sizes))
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
+        sizes = [*(p.numel() for p in self.trainable), len(self.trainable)]  # in the end: who was used
+        self.flat = self.trainable[0].new_zeros(sum(sizes))
         self.parts = self.flat.split(sizes)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
 
@@ -52,15 +52,15 @@ class FlatDDP(nn.Module):
     @torch.no_grad()
     def reduce_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks. One that no rank has stays None."""
-        for parameter, part in zip(self.learning, self.parts, strict=False):
+        for parameter, part in zip(self.trainable, self.parts, strict=False):
             if parameter.grad is None:
                 part.zero_()
             else:
                 part.copy_(parameter.grad.flatten())
-        self.parts[-1].copy_(torch.tensor([p.grad is not None for p in self.learning]))
+        self.parts[-1].copy_(torch.tensor([p.grad is not None for p in self.trainable]))
         dist.all_reduce(self.flat, group=self.process_group)
         self.flat /= self.ranks
-        for parameter, mean, users in zip(self.learning, self.parts, self.parts[-1].tolist(), strict=False):
+        for parameter, mean, users in zip(self.trainable, self.parts, self.parts[-1].tolist(), strict=False):
             if users and parameter.grad is None:
                 parameter.grad = mean.view_as(parameter).clone()
             elif users:

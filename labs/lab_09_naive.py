@@ -46,10 +46,10 @@ class NaiveDDP(nn.Module):
     @torch.no_grad()
     def reduce_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks. One that no rank has stays None."""
-        learning = [p for p in self.module.parameters() if p.requires_grad]
-        used = torch.tensor([float(p.grad is not None) for p in learning], device=learning[0].device)
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        used = torch.tensor([float(p.grad is not None) for p in trainable], device=trainable[0].device)
         dist.all_reduce(used, group=self.process_group)  # on how many ranks each parameter was used
-        for parameter, users in zip(learning, used.tolist(), strict=True):
+        for parameter, users in zip(trainable, used.tolist(), strict=True):
             if users:
                 if parameter.grad is None:  # used elsewhere: this rank adds nothing, but takes part
                     parameter.grad = torch.zeros_like(parameter)

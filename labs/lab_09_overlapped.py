@@ -62,8 +62,8 @@ class OverlappedDDP(nn.Module):
 
     def __init__(self, module, bucket_cap_mb=None, process_group=None, broadcast_buffers=True, **of_ddp):
         super().__init__()
-        self.learning = [p for p in module.parameters() if p.requires_grad]  # a tied one once
-        if not self.learning:
+        self.trainable = [p for p in module.parameters() if p.requires_grad]  # a tied one once
+        if not self.trainable:
             raise ValueError("no parameter of the module requires a gradient")
         self.module, self.process_group = module, process_group
         self.ranks = dist.get_world_size(process_group)
@@ -72,20 +72,20 @@ class OverlappedDDP(nn.Module):
         self.sync, self.sync_this, self.settled, self.works = True, True, False, []
         self.used: dict[int, None] = {}  # by this rank since the last all-reduce, in order of arrival
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
-        self._make_buckets([*range(len(self.learning))][::-1])  # a guess: what comes last is ready first
+        self._make_buckets([*range(len(self.trainable))][::-1])  # a guess: what comes last is ready first
         me = weakref.ref(self)  # a hook that held self would make a reference cycle
-        for index, parameter in enumerate(self.learning):
+        for index, parameter in enumerate(self.trainable):
             parameter.register_post_accumulate_grad_hook(lambda _, i=index: (ddp := me()) and ddp._ready(i))
 
     def _make_buckets(self, order: list[int]) -> None:
-        self.buckets = fill_buckets(self.learning, order, self.caps)
+        self.buckets = fill_buckets(self.trainable, order, self.caps)
         self.memory, self.views = [], {}
         for bucket in self.buckets:
-            sizes = [self.learning[i].numel() for i in bucket]
-            sizes.append(len(self.learning) if bucket is self.buckets[-1] else 0)
-            self.memory.append(self.learning[bucket[0]].new_zeros(sum(sizes)))
+            sizes = [self.trainable[i].numel() for i in bucket]
+            sizes.append(len(self.trainable) if bucket is self.buckets[-1] else 0)
+            self.memory.append(self.trainable[bucket[0]].new_zeros(sum(sizes)))
             *parts, self.flags = self.memory[-1].split(sizes)
-            self.views |= {i: part.view_as(self.learning[i]) for i, part in zip(bucket, parts, strict=True)}
+            self.views |= {i: part.view_as(self.trainable[i]) for i, part in zip(bucket, parts, strict=True)}
 
     def forward(self, *inputs, **kwargs):
         if self.broadcast_buffers and self.sync_this:  # as DDP: when the forward before this one synced
@@ -106,14 +106,14 @@ class OverlappedDDP(nn.Module):
     @torch.no_grad()
     def _put(self, index: int) -> None:
         """Put a gradient into its bucket. Launch what is full, but in turn: in one order on all ranks."""
-        parameter, view = self.learning[index], self.views[index]
+        parameter, view = self.trainable[index], self.views[index]
         if parameter.grad is None:
             view.zero_()
         else:
             parameter.grad = torch.div(parameter.grad, self.ranks, out=view)
         next(missing for missing in self.missing if index in missing).remove(index)
         while (turn := len(self.works)) < len(self.buckets) and not self.missing[turn]:
-            self.flags.copy_(torch.tensor([i in self.used for i in range(len(self.learning))]))
+            self.flags.copy_(torch.tensor([i in self.used for i in range(len(self.trainable))]))
             self.works.append(dist.all_reduce(self.memory[turn], group=self.process_group, async_op=True))
 
     def _finish(self) -> None:
@@ -121,10 +121,10 @@ class OverlappedDDP(nn.Module):
             self._put(index)
         self.works = [work for work in self.works if not work.wait()]
         for index, users in enumerate(self.flags.tolist()):
-            if users and self.learning[index].grad is None:
-                self.learning[index].grad = self.views[index]
+            if users and self.trainable[index].grad is None:
+                self.trainable[index].grad = self.views[index]
         if not self.settled:  # from now on, buckets follow the order in which rank 0's gradients came
-            order = [*dict.fromkeys([*self.used, *range(len(self.learning))[::-1]])]
+            order = [*dict.fromkeys([*self.used, *range(len(self.trainable))[::-1]])]
             broadcast_from_rank_0(
                 [order := torch.tensor(order, device=self.flags.device)], self.process_group
             )

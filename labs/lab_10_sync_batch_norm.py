@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.comm.calls import count_calls
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
@@ -69,10 +69,10 @@ def compare(kind: str, size: int, pg: dist.ProcessGroup, cfg: Config, group: Gro
         wanted, mine = wanted.to(group.device), slice(sum(split[: group.rank]), sum(split[: group.rank + 1]))
         out, grad = one_step(whole, x, wanted)
         ours.zero_grad()
-        with count_calls(*COLLECTIVES) as calls:
+        with record() as log:
             own_out, own_grad = one_step(ours, x[mine], wanted[mine])
-        if calls != dict.fromkeys(COLLECTIVES, 0) | {"all_gather": 1, "all_reduce": 1}:
-            raise CourseError(f"one collective per pass, not {dict(calls)}")
+        if log.counts() != {"all_gather": 1, "all_reduce": 1}:
+            raise CourseError(f"one collective per pass, not {dict(log.counts())}")
         pairs = {"output": (own_out, out[mine]), "gradient of x": (own_grad, grad[mine])}
         for name in ("weight", "bias"):  # each rank has its part of a sum over images
             total = getattr(ours, name).grad.clone()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.comm.calls import count_calls
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
@@ -91,12 +91,12 @@ def averages(divide_by_initial_world_size: bool, cfg: Config, group: Group) -> t
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False, dtype=torch.float64).to(group.device))
     x = torch.full((1, 1), 1.0 + group.rank, dtype=torch.float64, device=group.device)
     seen, join = [], Join([model], divide_by_initial_world_size=divide_by_initial_world_size)
-    with count_calls("all_reduce") as calls, join:
+    with record() as log, join:
         for _ in range(cfg.inputs + group.rank):
             model.zero_grad()
             model(x).sum().backward()
             seen.append(model.module.weight.grad.item())
-    return seen, calls["all_reduce"]
+    return seen, log.count("all_reduce")
 
 
 def reference(divide_by_initial_world_size: bool, cfg: Config, n: int) -> list[float]:

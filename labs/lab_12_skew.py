@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.comm.calls import count_calls
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
@@ -129,14 +129,14 @@ def main(cfg: Config) -> None:
             "in turns, meet rarely": (in_turns, n),
         }
         for name, (slow, every) in ways.items():
-            with count_calls("all_reduce") as calls:
+            with record() as log:
                 mine = paced_steps(slow, every, cfg, group)
             everyone = [None] * n
             dist.all_gather_object(everyone, mine)
             least = least_s(slow, every, cfg, n)
             check_order(name, everyone, every, least)
             recorded[name] = {"steps": mine, "every": every, "least_s": least}
-            count = f"{len(mine)} steps, {calls['all_reduce']} all-reduces"
+            count = f"{len(mine)} steps, {log.count('all_reduce')} all-reduces"
             print_on_rank_0(f"{name:22} {count}: at least {least:.2f} s")
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         for number, (name, (call, expected)) in enumerate(calls_of(group).items()):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.comm.launched import all_reduces
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
@@ -90,7 +90,9 @@ def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
 
         for _ in range(3):  # in the first steps DDP settles its buckets
             step()
-        found[way] = all_reduces(step)
+        with record() as log:
+            step()
+        found[way] = sorted((call.bytes for call in log.of("all_reduce")), reverse=True)
         sum(loss_of(alone, both, part, group) / n for part in range(n)).backward()
         assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)  # where one has none, both
         print_on_rank_0(f"{way:24}all-reduces in a step, in bytes: {found[way]}")
@@ -132,7 +134,9 @@ def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
                 with nullcontext() if sync else ddp.no_sync():
                     loss.backward()
 
-        found[way] = all_reduces(step)
+        with record() as log:
+            step()
+        found[way] = sorted((call.bytes for call in log.of("all_reduce")), reverse=True)
         assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)
         print_on_rank_0(f"{way:26}{len(found[way])} all-reduces, {sum(found[way]):,} bytes")
     assert [len(calls) for calls in found.values()] == [k, 1, k], found

@@ -87,9 +87,9 @@ def main(cfg: Config) -> None:
 
     hidden = cfg.batch * 128 * 8  # float64
     expected = {("activations", 0, 1): hidden, ("gradients of activations", 1, 0): hidden}
-    crossings = {key: size // cfg.steps for key, size in devices.crossings.items()}
-    assert crossings == expected, crossings
-    for (what, source, target), size in crossings.items():
+    transfers = {key: size // cfg.steps for key, size in devices.transfers.items()}
+    assert transfers == expected, transfers
+    for (what, source, target), size in transfers.items():
         print(f"device {source} to {target}: {size:,} bytes of {what} in each step")
 
     said = mixed_up(devices)

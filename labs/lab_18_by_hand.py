@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shared.comm.record import record
 from shared.comm.ring import ring_all_gather, ring_reduce_scatter
-from shared.comm.traffic import count_sent
 from shared.runtime.group import Group, process_group
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -93,7 +93,7 @@ def train(stage: int, name: str, n: int, whole: tuple, alone: list, cfg: Config,
     ours = Sharded(model, OPTIMIZERS[name], n, group.rank)
     for step, (weights, gradient) in enumerate(alone):
         backward(model, *part)
-        with count_sent() as sent:
+        with record() as log:
             ours.step(stage)
         what = f"stage {stage}, {name}, {n} ranks, step {step}:"
         assert_all_equal(what, parameters(model), weights, cfg.tolerance)
@@ -103,11 +103,13 @@ def train(stage: int, name: str, n: int, whole: tuple, alone: list, cfg: Config,
             everything = torch.cat([p.grad.flatten() for p in model.parameters()])
             assert_equal(f"{what} all gradients", everything, gradient, cfg.tolerance)
     chunk = ours.mine.nbytes
-    assert sent.bytes == (4 - stage) * (n - 1) * chunk and sent.calls == (4 - stage) * (n - 1), sent
+    messages, sent = log.count("send"), log.bytes("send")
+    assert messages == (4 - stage) * (n - 1), messages
+    assert sent == messages * chunk, sent
     state = [t for s in ours.optimizer.state.values() for t in s.values() if t is not None and t.dim()]
     assert all(t.nbytes == chunk for t in state), "the state covers this rank's chunk and no more"
     size = sum(p.nbytes for p in model.parameters())
-    return {"sent": sent.bytes, "calls": sent.calls, "state": sum(t.nbytes for t in state), "whole": size}
+    return {"sent": sent, "calls": messages, "state": sum(t.nbytes for t in state), "whole": size}
 
 
 def main(cfg: Config) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.comm.calls import count_calls
+from shared.comm.record import record
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
@@ -75,12 +75,12 @@ def compare(name: str, cfg: Config, group: Group) -> dict:
         (sum(loss_of(alone, data, r, step) for r in range(ranks)) / ranks).backward()
         plain.step()
         for way, optimizer in sharded.items():
-            with count_calls("all_reduce", "reduce", "broadcast") as counted:
+            with record() as log:
                 loss_of(ddp if way == "torch" else nets[way], data, group.rank, step).backward()
                 if way == "ZeRO-2":
                     check_means(optimizer, nets[way], alone, cfg.tolerance)
                 optimizer.step()
-            calls[way] = dict(counted)
+            calls[way] = dict(log.counts())
             what = f"{name}, {way}, step {step}"
             assert_all_equal(what, parameters(nets[way]), parameters(alone), cfg.tolerance)
             assert_same_on_every_rank(what, parameters(nets[way]))

@@ -39,7 +39,7 @@ def bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
 def reference(way: str, n: int, cfg: Config) -> dict[str, float]:
     """What the formula expects on a rank: everything whole, or divided by n."""
     whole = cfg.layers * (cfg.width + 1) * cfg.width * 4
-    state = 2 * whole + 2 * cfg.layers * 4  # two averages by element, and a counter by tensor
+    state = 2 * whole + 2 * cfg.layers * 4  # two moments by element, and a counter by tensor
     return {
         "parameters": whole,
         "gradients": whole / n if way == "ZeRO-2" else whole,

@@ -55,13 +55,13 @@ def backward(model: nn.Module, group: Group, cfg: Config, alone: bool = False) -
 
 
 def starts(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
-    """Each rank cuts its slice from its own model. fully_shard does not send rank 0's to the others."""
+    """Each rank cuts its shard from its own model. fully_shard does not send rank 0's to the others."""
     model = shard(net(group, cfg.seed + group.rank), mesh)
     found = model.first.weight.full_tensor()
     own = [net(group, cfg.seed + rank).first.weight.detach() for rank in range(group.world_size)]
     mixed = torch.cat([weight.chunk(group.world_size)[rank] for rank, weight in enumerate(own)])
-    assert_equal("slice r from rank r's model", found, mixed, 0.0)
-    print_on_rank_0("different starts: slice r of the sharded weight is from rank r's model, for each r")
+    assert_equal("shard r from rank r's model", found, mixed, 0.0)
+    print_on_rank_0("different starts: shard r of the sharded weight is from rank r's model, for each r")
 
 
 def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, list[float]]:
@@ -86,7 +86,7 @@ def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, li
 
 
 def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
-    """The norm is that of all slices together. A rank's own slices know only a part of it."""
+    """The norm is that of all shards together. A rank's own shards know only a part of it."""
     alone, new = net(group, cfg.seed), shard(net(group, cfg.seed), mesh)
     single = net(group, cfg.seed, torch.float32)  # FSDP1 takes norms in float32
     old = FullyShardedDataParallel(single, device_id=group.device, use_orig_params=True)
@@ -99,10 +99,10 @@ def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     assert_all_equal("clipped", clipped, gradients(alone), cfg.tolerance)
 
     assert_equal("norm by FSDP1's method", old.clip_grad_norm_(float("inf")), expected.float(), 1e-5)
-    local = clip_grad_norm_(old.parameters(), cfg.max_norm)  # FSDP1's slices are plain tensors
+    local = clip_grad_norm_(old.parameters(), cfg.max_norm)  # FSDP1's shards are plain tensors
     left = old.clip_grad_norm_(float("inf"))
     print_on_rank_0(f"norm of the gradient: {expected:.4f}, as in one process")
-    print_in_rank_order(f"norm of this rank's slices: {local:.4f}")
+    print_in_rank_order(f"norm of this rank's shards: {local:.4f}")
     if not (cfg.max_norm < local < 0.95 * expected):
         raise CourseError("each rank's norm was to be above the limit and below the whole")
     assert_equal("left over", left, torch.full_like(left, group.world_size**0.5 * cfg.max_norm), 1e-4)
@@ -110,7 +110,7 @@ def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
 
 
 def precision(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, float]:
-    """Slices, gradients and their sum stay in float32; what is gathered and computed with is bfloat16."""
+    """Shards, gradients and their sum stay in float32; what is gathered and computed with is bfloat16."""
     alone = net(group, cfg.seed, torch.float32)
     backward(alone, group, cfg, alone=True)
     whole, off = {}, {}

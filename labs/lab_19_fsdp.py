@@ -75,7 +75,7 @@ def unsharded(t: torch.Tensor) -> torch.Tensor:
     return t.full_tensor() if isinstance(t, DTensor) else t.detach()
 
 
-def whole(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and gradients as one process has them. Collective."""
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
@@ -95,11 +95,11 @@ def stored(tensors: Iterable[torch.Tensor]) -> int:
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes that this rank keeps from one step to the next."""
-    averages = ("exp_avg", "exp_avg_sq")
+    moments = ("exp_avg", "exp_avg_sq")
     return {
         "parameters": stored(model.parameters()),
         "gradients": stored(p.grad for p in model.parameters() if p.grad is not None),
-        "Adam's averages": stored(state[key] for state in optimizer.state.values() for key in averages),
+        "Adam's moments": stored(state[key] for state in optimizer.state.values() for key in moments),
     }
 
 
@@ -122,7 +122,7 @@ def train(wrap, mesh: DeviceMesh, data: Images, size: int, cfg: Config) -> dict[
             F.cross_entropy(one(x[part]), y[part]).backward()
             optimizer.step()
         what = f"{wrap.__name__}, {n} ranks, step {step}:"
-        assert_all_equal(what, whole(model), whole(alone), cfg.tolerance)
+        assert_all_equal(what, full_tensors(model), full_tensors(alone), cfg.tolerance)
     return held(model, ours)
 
 

@@ -63,40 +63,42 @@ def reference(cfg: Config, group: Group) -> BlockNet:
     return net
 
 
-def whole(model: BlockNet) -> list[tuple[str, torch.Tensor]]:
+def unsharded(model: BlockNet) -> list[tuple[str, torch.Tensor]]:
     return [(name, p.full_tensor()) for name, p in model.named_parameters()]
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
         folder = results_folder() / "lab_19_state"
-        if not (folder / "slices" / ".metadata").exists():
+        if not (folder / "shards" / ".metadata").exists():
             raise InputError("there is nothing to load: run lab_19_state.py first")
         mesh = init_device_mesh(group.device.type, (group.world_size,))
 
-        # The whole file. All read it, to compare below; slices come from rank 0.
+        # The whole file. All read it, to compare below; shards come from rank 0.
         model, _ = prepare(cfg.seed + 1 + group.rank, group, mesh)
-        saved = load_checkpoint(folder / "whole.pt", group.device)["model"]
+        saved = load_checkpoint(folder / "full.pt", group.device)["model"]
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        given = dict(saved) if group.rank == 0 else {}  # a copy: its tensors are replaced by slices
+        given = dict(saved) if group.rank == 0 else {}  # a copy: its tensors are replaced by shards
         set_model_state_dict(model, given, options=options)
-        assert_all_equal("whole file", whole(model), saved.items(), 0.0)
+        assert_all_equal("whole file", unsharded(model), saved.items(), 0.0)
         print_on_rank_0(f"whole file of rank 0: loaded by {group.world_size} ranks, equal bit for bit")
 
-        # The slices: each rank reads what it needs, whoever wrote it.
+        # The shards: each rank reads what it needs, whoever wrote it.
         model, optimizer = prepare(cfg.seed + 1 + group.rank, group, mesh)
-        state, averages = get_state_dict(model, optimizer)
-        dcp.load({"model": state, "optimizer": averages}, checkpoint_id=folder / "slices")
-        set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=averages)
-        assert_all_equal("slices", whole(model), saved.items(), 0.0)
-        files = len(list((folder / "slices").glob("*.distcp")))
+        state, moments = get_state_dict(model, optimizer)
+        dcp.load({"model": state, "optimizer": moments}, checkpoint_id=folder / "shards")
+        set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=moments)
+        assert_all_equal("shards", unsharded(model), saved.items(), 0.0)
+        files = len(list((folder / "shards").glob("*.distcp")))
         rows = model.blocks[0].up.weight.to_local().shape[0]
-        print_in_rank_order(f"slices of {files} ranks: loaded, {rows} of 192 rows of a weight")
+        print_in_rank_order(f"shards of {files} ranks: loaded, {rows} of 192 rows of a weight")
 
         mine = slice(group.rank, None, group.world_size)
         more = range(cfg.saved_after, cfg.saved_after + cfg.steps)
         train(model, optimizer, more, mine, cfg, group)
-        assert_all_equal("after more steps", whole(model), parameters(reference(cfg, group)), cfg.tolerance)
+        assert_all_equal(
+            "after more steps", unsharded(model), parameters(reference(cfg, group)), cfg.tolerance
+        )
         print_on_rank_0(f"{cfg.steps} steps more: equal to one process that was never interrupted")
 
 

@@ -1,4 +1,4 @@
-"""Save what FSDP trained: one whole file from rank 0, or a slice from each rank; and rank 0 gathers alone.
+"""Save what FSDP trained: one whole file from rank 0, or a shard from each rank; and rank 0 gathers alone.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_state.py
 Written by:  notebooks/19_fsdp.ipynb
@@ -105,13 +105,13 @@ def main(cfg: Config) -> None:
         if group.rank == 0:
             assert_all_equal("saved", whole.items(), parameters(reference(cfg, group)), 1e-12)
             shutil.rmtree(folder, ignore_errors=True)
-            save_atomically({"model": whole}, folder / "whole.pt")
+            save_atomically({"model": whole}, folder / "full.pt")
         dist.barrier()
 
-        # Slices: every rank writes its own, of model and optimizer.
-        state, averages = get_state_dict(model, optimizer)
-        dcp.save({"model": state, "optimizer": averages}, checkpoint_id=folder / "slices")
-        written = (folder / "slices" / f"__{group.rank}_0.distcp").stat().st_size
+        # Shards: every rank writes its own, of model and optimizer.
+        state, moments = get_state_dict(model, optimizer)
+        dcp.save({"model": state, "optimizer": moments}, checkpoint_id=folder / "shards")
+        written = (folder / "shards" / f"__{group.rank}_0.distcp").stat().st_size
         print_in_rank_order(f"dcp.save: a file of {written / 1e6:.1f} MB")
 
         # Old code saves model.state_dict() on rank 0.

@@ -1,4 +1,4 @@
-"""FSDP by hand: each rank keeps a slice of each unit, and has the whole only while it computes.
+"""FSDP by hand: each rank keeps a shard of each unit, and has the whole only while it computes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_unit.py
 Written by:  notebooks/19_fsdp.ipynb
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.broadcast import broadcast_from_rank_0
-from shared.comm.calls import count_calls
+from shared.comm.record import record
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
@@ -47,26 +47,26 @@ def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
 
-def my_slice(flat: torch.Tensor) -> torch.Tensor:
+def my_shard(flat: torch.Tensor) -> torch.Tensor:
     """Slice r of N equal ones on rank r."""
     return flat.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 class Unit:
-    """A module that is whole only while it computes. In between, each rank keeps a slice of its parameters.
+    """A module that is whole only while it computes. In between, each rank keeps a shard of its parameters.
 
-    ``whole``, (N * length,), holds the parameters that learn; they are views of it. Its memory is freed and
-    filled again, in the same storage: what autograd saves for backward points there. ``shard``, (length,),
+    ``unsharded``, (N * length,), holds the trainable parameters, which are views of it. Its memory is freed
+    and filled again in the same storage: what autograd saves for backward points there. ``shard``, (length,),
     is for the optimizer. Each parameter must take part in each backward. See arXiv 2304.11277, section 3.2.
     """
 
     def __init__(self, name: str, module: nn.Module, life: list[dict]) -> None:
         self.name, self.life = name, life
-        self.learning = [p for p in module.parameters() if p.requires_grad]
-        self.whole = flatten(self.learning)
-        self.shard = nn.Parameter(my_slice(self.whole).clone())
-        ends = torch.tensor([p.numel() for p in self.learning]).cumsum(0)
-        for p, part in zip(self.learning, self.whole.tensor_split(ends), strict=False):
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
+        self.unsharded = flatten(self.trainable)
+        self.shard = nn.Parameter(my_shard(self.unsharded).clone())
+        ends = torch.tensor([p.numel() for p in self.trainable]).cumsum(0)
+        for p, part in zip(self.trainable, self.unsharded.tensor_split(ends), strict=False):
             p.data = part.view_as(p)
             p.register_post_accumulate_grad_hook(self._gradient_ready)
         module.register_forward_pre_hook(lambda *_: self.gather("forward"))
@@ -74,12 +74,12 @@ class Unit:
         self.free("start")
 
     def gather(self, moment: str) -> None:
-        self.whole.untyped_storage().resize_(self.whole.nbytes)
-        dist.all_gather_into_tensor(self.whole, self.shard.detach())
+        self.unsharded.untyped_storage().resize_(self.unsharded.nbytes)
+        dist.all_gather_into_tensor(self.unsharded, self.shard.detach())
         self._note(f"{moment}: all-gather")
 
     def free(self, moment: str) -> None:
-        self.whole.untyped_storage().resize_(0)
+        self.unsharded.untyped_storage().resize_(0)
         self._note(f"{moment}: free")
 
     def _after_forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -87,31 +87,31 @@ class Unit:
         output.register_hook(lambda _: self.gather("backward"))  # called before backward enters the module
 
     def _gradient_ready(self, _: nn.Parameter) -> None:
-        if any(p.grad is None for p in self.learning):
+        if any(p.grad is None for p in self.trainable):
             return
         self._note("backward: compute")
         self.free("backward")
         mine = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mine, flatten(p.grad for p in self.learning))
+        dist.reduce_scatter_tensor(mine, flatten(p.grad for p in self.trainable))
         mine /= dist.get_world_size()  # gloo has no average
-        for p in self.learning:
+        for p in self.trainable:
             p.grad = None
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
         self._note("backward: reduce-scatter")
 
     def _note(self, moment: str) -> None:
         """Write down how many bytes the storages of this unit hold."""
-        held = {"whole": [self.whole], "gradients": [p.grad for p in self.learning]}
-        held["slices"] = [self.shard, self.shard.grad]
+        held = {"unsharded": [self.unsharded], "gradients": [p.grad for p in self.trainable]}
+        held["shards"] = [self.shard, self.shard.grad]
         sizes = {k: sum(t.untyped_storage().nbytes() for t in ts if t is not None) for k, ts in held.items()}
         self.life.append({"unit": self.name, "moment": moment} | sizes)
 
 
 def compare(what: str, unit: Unit, other: nn.Module, tolerance: float) -> None:
-    """Hold this rank's slice of the gradient, and the whole parameters, against a module that is whole."""
-    gradient = my_slice(flatten(p.grad for p in other.parameters()))
+    """Hold this rank's shard of the gradient, and the whole parameters, against a module that is whole."""
+    gradient = my_shard(flatten(p.grad for p in other.parameters()))
     assert_equal(f"{what}: gradient", unit.shard.grad, gradient, tolerance)
-    whole = torch.empty_like(unit.whole)
+    whole = torch.empty_like(unit.unsharded)
     dist.all_gather_into_tensor(whole, unit.shard.detach())
     assert_equal(f"{what}: parameters", whole, flatten(other.parameters()), tolerance)
 
@@ -130,9 +130,9 @@ def main(cfg: Config) -> None:
             x, y = batch(data, step, cfg.global_batch, group.device)
             my_x, my_y = x[group.rank :: group.world_size], y[group.rank :: group.world_size]
             life.clear()
-            with count_calls("all_gather_into_tensor", "reduce_scatter_tensor") as calls:
+            with record() as log:
                 F.cross_entropy(model(my_x), my_y).backward()
-            assert list(calls.values()) == [2 * len(units), len(units)], calls
+            assert log.counts() == {"all_gather": 2 * len(units), "reduce_scatter": len(units)}, log.counts()
             F.cross_entropy(ddp(my_x), my_y).backward()
             F.cross_entropy(alone(x), y).backward()
             for optimizer in optimizers:
@@ -142,7 +142,7 @@ def main(cfg: Config) -> None:
                 compare(f"step {step}, {unit.name}, one process", unit, alone[index], cfg.tolerance)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-        print_on_rank_0(f"{cfg.steps} steps equal to DDP and to one process; in each {dict(calls)}")
+        print_on_rank_0(f"{cfg.steps} steps equal to DDP and to one process; in each {dict(log.counts())}")
         record_results("lab_19_unit", {"life": life})
 
 

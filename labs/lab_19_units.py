@@ -36,14 +36,15 @@ class Config:
 class MemoryRecorder(TorchDispatchMode):
     """Sees each operation of torch on this thread, backward and collectives included.
 
-    ``peak`` is the largest number of bytes, after any operation, in the storages that are alive. ``whole`` is
-    the most of ``model``'s parameters that were whole at once, in bytes, without padding. ``calls`` counts
+    ``peak`` is the largest number of bytes, after any operation, in the storages that are alive.
+    ``unsharded`` is the most of ``model``'s parameters that were whole at once, in bytes, without padding.
+    ``calls`` counts
     operations by name. gloo's own buffers, and what lies unused in the allocator, are not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.peak, self.whole, self.calls = model, 0, 0, Counter()
+        self.model, self.peak, self.unsharded, self.calls = model, 0, 0, Counter()
         self.alive = WeakIdKeyDictionary()  # forgets a storage when torch frees it
         self._remember(tuple(model.parameters()))
 
@@ -56,7 +57,7 @@ class MemoryRecorder(TorchDispatchMode):
             self.peak = max(self.peak, self.bytes_alive())
         whole = (p for p in self.model.parameters() if not isinstance(p, DTensor))
         # Without the rows that FSDP2 adds where the number of ranks does not divide them.
-        self.whole = max(self.whole, sum(p.nbytes for p in whole if p.untyped_storage().nbytes()))
+        self.unsharded = max(self.unsharded, sum(p.nbytes for p in whole if p.untyped_storage().nbytes()))
         return result
 
     def bytes_alive(self) -> int:
@@ -129,14 +130,15 @@ def main(cfg: Config) -> None:
                 for unit in choose(model):
                     fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
                 seen = measure(fully_shard(model, mesh=mesh, reshard_after_forward=reshard), group, cfg)
-                counted = seen.whole, seen.calls["_allgather_base_"], seen.calls["_reduce_scatter_base_"]
+                counted = seen.unsharded, seen.calls["_allgather_base_"], seen.calls["_reduce_scatter_base_"]
                 name = f"{choose.__name__.replace('_', ' ')}, reshard_after_forward={reshard}"
                 if counted != formula(choose, again, cfg):
                     raise CourseError(f"{name}: {counted}, by the formula {formula(choose, again, cfg)}")
-                row = dict(zip(("whole", "all-gathers", "reduce-scatters"), counted, strict=True))
+                row = dict(zip(("unsharded", "all-gathers", "reduce-scatters"), counted, strict=True))
                 rows.append({"units": choose.__name__, "again": again, "peak": seen.peak} | row)
                 print_on_rank_0(
-                    f"{name:42} peak {seen.peak / everything:.2f} S, whole {seen.whole / everything:.2f} S, "
+                    f"{name:42} peak {seen.peak / everything:.2f} S, "
+                    f"whole {seen.unsharded / everything:.2f} S, "
                     f"{counted[1]:2} all-gathers, {counted[2]} reduce-scatters"
                 )
         record_results("lab_19_units", {"rows": rows, "ddp": ddp.peak, "everything": everything})

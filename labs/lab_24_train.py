@@ -18,7 +18,7 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
 from shared.comm.rpc import rpc_workers
-from shared.comm.traffic import wire_bytes
+from shared.comm.kernel import wire_bytes
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.results import record_results

@@ -1,4 +1,4 @@
-"""Lesson 07: stand-ins count what crosses and add gradients up; its labs notice planted faults."""
+"""Lesson 07: simulated devices count what crosses and add gradients up; its labs notice planted faults."""
 
 from pathlib import Path
 
@@ -6,34 +6,34 @@ import pytest
 import torch
 
 from shared.runtime import results
-from shared.training.simulated_devices import Wire
+from shared.training.simulated_devices import Link
 from tests.helpers import faulty_lab, python, torchrun
 
 
 def test_values_cross_one_way_and_gradients_the_other():
-    wire, p = Wire(), torch.ones(3, dtype=torch.float64, requires_grad=True)
-    sum(wire.cross("values", p, 0, device).sum() for device in range(3)).backward()
+    link, p = Link(), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    sum(link.transfer("values", p, 0, device).sum() for device in range(3)).backward()
     assert p.grad.tolist() == [3.0] * 3
-    assert wire.crossings == {
+    assert link.transfers == {
         ("values", 0, 1): 24,
         ("values", 0, 2): 24,
         ("gradients of values", 1, 0): 24,
         ("gradients of values", 2, 0): 24,
     }
-    assert wire.through(0) == {"values": 48, "gradients of values": 48}
-    assert wire.through(2) == {"values": 24, "gradients of values": 24}
+    assert link.through(0) == {"values": 48, "gradients of values": 48}
+    assert link.through(2) == {"values": 24, "gradients of values": 24}
 
 
 def test_on_one_stand_in_nothing_crosses():
-    wire, tensor = Wire(), torch.ones(3)
-    assert wire.cross("values", tensor, 1, 1) is tensor
-    assert not wire.crossings
+    link, tensor = Link(), torch.ones(3)
+    assert link.transfer("values", tensor, 1, 1) is tensor
+    assert not link.transfers
 
 
 def test_without_a_gradient_nothing_comes_back():
-    wire = Wire()
-    (wire.cross("inputs", torch.ones(3), 0, 1) * torch.ones(3, requires_grad=True)).sum().backward()
-    assert wire.through(0) == {"inputs": 12}
+    link = Link()
+    (link.transfer("inputs", torch.ones(3), 0, 1) * torch.ones(3, requires_grad=True)).sum().backward()
+    assert link.through(0) == {"inputs": 12}
 
 
 def test_a_lab_without_a_group_records_as_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

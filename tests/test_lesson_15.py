@@ -13,7 +13,7 @@ def test_each_process_has_two_devices_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RANK_BY_RANK_DEVICE", "cpu")
     pairs = [TwoDevices.of_process(local_rank, 4).numbers for local_rank in range(4)]
     assert pairs == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert str(TwoDevices.of_process(1, 4)) == "devices 2 and 3: stand-ins on one CPU"
+    assert str(TwoDevices.of_process(1, 4)) == "devices 2 and 3: simulated on one CPU"
 
 
 @pytest.mark.parametrize(("gpus", "real"), [(8, True), (7, False), (0, False)])
@@ -33,7 +33,7 @@ def test_activations_and_their_gradients_cross():
     devices = TwoDevices(torch.device("cpu"), torch.device("cpu"), (0, 1))
     model = ToyMpModel(devices, hidden=3)
     model(torch.ones(5, 1, 8, 8)).sum().backward()
-    assert devices.crossings == {("activations", 0, 1): 60, ("gradients of activations", 1, 0): 60}
+    assert devices.transfers == {("activations", 0, 1): 60, ("gradients of activations", 1, 0): 60}
 
 
 @pytest.mark.slow

@@ -51,12 +51,12 @@ def sweep(members: dist.ProcessGroup, wire: Wire, args: argparse.Namespace, grou
             with on_wire(wire):
                 step(members)
     ready = alone.ready(WARM_UP)
-    learning = [p for p in alone.model.parameters() if p.requires_grad]
+    trainable = [p for p in alone.model.parameters() if p.requires_grad]
     rows = []
     for cap, step in steps.items():
         done = 0.0
-        for bucket in fill_buckets(learning, sorted(ready, key=ready.get), (cap * 2**20,) * 2):
-            size = sum(learning[i].nbytes for i in bucket)
+        for bucket in fill_buckets(trainable, sorted(ready, key=ready.get), (cap * 2**20,) * 2):
+            size = sum(trainable[i].nbytes for i in bucket)
             done = max(done, *(ready[i] for i in bucket)) + wire.seconds(size, ranks)
         buckets = len(step.model.buckets)
         rows.append(

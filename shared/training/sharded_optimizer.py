@@ -13,7 +13,7 @@ from shared.training.shards import params_of, without_params
 UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)  # one step for all parameters together; sparse gradients
 
 
-class ShardedOptimizer(shards.WholeState):
+class ShardedOptimizer(shards.FullState):
     """ZeRO-1 or ZeRO-2 around an optimizer class: each rank keeps the state of the parameters that it owns.
 
     It averages the gradients over the ranks, so no DDP is needed. Construct and ``step`` it on all ranks.
@@ -66,13 +66,13 @@ class ShardedOptimizer(shards.WholeState):
 
     def _make_buckets(self) -> None:
         """Cut what learns into buckets, last parameter first: its gradient is the first to be complete."""
-        self.learning = [p for p in params_of(self.param_groups)[::-1] if p.requires_grad]
-        self.buckets = shards.fill_buckets(self.learning, self.owner, self.cap)
+        self.trainable = [p for p in params_of(self.param_groups)[::-1] if p.requires_grad]
+        self.buckets = shards.fill_buckets(self.trainable, self.owner, self.cap)
         me = weakref.ref(self)  # a hook that held self would make a reference cycle
-        for p in self.learning if self.stage == 2 else ():
+        for p in self.trainable if self.stage == 2 else ():
             if p not in self.hooked:
                 p.register_post_accumulate_grad_hook(lambda p: (one := me()) and one._ready(p))
-        self.hooked.update(self.learning)
+        self.hooked.update(self.trainable)
 
     def _ready(self, p: torch.Tensor) -> None:
         """Stage 2: autograd calls this when p's gradient is complete. Full buckets leave, in turn."""
@@ -111,27 +111,27 @@ class ShardedOptimizer(shards.WholeState):
         """Average what is not averaged yet, step on the own parameters, send them to all. Collective."""
         with torch.enable_grad():
             loss = closure() if closure else None
-        if {p for p in self.owner if p.requires_grad} != set(self.learning):
+        if {p for p in self.owner if p.requires_grad} != set(self.trainable):
             self._make_buckets()  # something was frozen or thawed
-        has = [[p.grad is not None or p in self.seen, p.grad is not None] for p in self.learning]
+        has = [[p.grad is not None or p in self.seen, p.grad is not None] for p in self.trainable]
         flags = torch.tensor(has, dtype=torch.int32, device=next(iter(self.owner)).device)
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
         rows = flags.reshape(-1, 2).T.tolist()
-        used, waiting = ({p for p, on in zip(self.learning, row, strict=True) if on} for row in rows)
+        used, waiting = ({p for p, on in zip(self.trainable, row, strict=True) if on} for row in rows)
         for bucket in self.buckets:
             if not waiting.isdisjoint(bucket):
                 self._average(bucket)
-        for p in self.learning:  # what no rank used has no gradient, and the optimizer leaves it alone
+        for p in self.trainable:  # what no rank used has no gradient, and the optimizer leaves it alone
             p.grad = None if p not in used else self.mean.get(p) if self.stage == 2 else p.grad
         if self.max_norm is not None:
-            shards.clip(self.learning, self.mine, self.max_norm, self.group)
+            shards.clip(self.trainable, self.mine, self.max_norm, self.group)
         for own, group in zip(self.inner.param_groups, self.param_groups, strict=True):
             own.update(without_params(group))  # a scheduler may have changed them
         self.inner.step()
         for bucket in self.buckets:
             if not used.isdisjoint(bucket):
                 shards.send_bucket(bucket, self.owner[bucket[0]], self.group)
-        self.whole, self.seen = None, set()
+        self.full, self.seen = None, set()
         if self.stage == 2:
             self.zero_grad()  # they are used up
         return loss

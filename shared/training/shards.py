@@ -52,7 +52,7 @@ def clip(
         gradient *= scale.to(gradient.dtype)
 
 
-class WholeState(torch.optim.Optimizer):
+class FullState(torch.optim.Optimizer):
     """An optimizer whose state is spread over ranks, saved and loaded as if it were in one piece.
 
     ``inner`` is the optimizer of the parameters that this rank owns, ``group`` the process group, and
@@ -61,7 +61,7 @@ class WholeState(torch.optim.Optimizer):
 
     inner: torch.optim.Optimizer | None = None
     group: dist.ProcessGroup | None = None
-    whole: dict | None = None  # the state of all, as of the last step
+    full: dict | None = None  # the state of all, as of the last step
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Bring all of the state to rank ``to``, so that ``state_dict()`` works there. Collective."""
@@ -70,7 +70,7 @@ class WholeState(torch.optim.Optimizer):
         at_target = dist.get_rank(self.group) == to
         parts = [None] * dist.get_world_size(self.group) if at_target else None
         dist.gather_object(mine, parts, group=self.group, group_dst=to)
-        self.whole = dict(sorted((i, s) for part in parts for i, s in part.items())) if at_target else None
+        self.full = dict(sorted((i, s) for part in parts for i, s in part.items())) if at_target else None
 
     def state_dict(self) -> dict:
         """What the plain optimizer's would be. It can be loaded on any number of ranks, or by that one.
@@ -78,18 +78,18 @@ class WholeState(torch.optim.Optimizer):
         Raises:
             RuntimeError: without ``consolidate_state_dict()`` on all ranks since the last step.
         """
-        if self.whole is None:
+        if self.full is None:
             raise RuntimeError(
-                "no whole state here: call consolidate_state_dict() on all ranks after the last step"
+                "no full state here: call consolidate_state_dict() on all ranks after the last step"
             )
         position = {p: i for i, p in enumerate(params_of(self.param_groups))}
         groups = [
             without_params(g) | {"params": [position[p] for p in g["params"]]} for g in self.param_groups
         ]
-        return {"state": self.whole, "param_groups": groups}
+        return {"state": self.full, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take over the own part of a whole state, also of a plain optimizer's. On all ranks.
+        """Take over the own part of a full state, also of a plain optimizer's. On all ranks.
 
         Raises:
             ValueError: its groups have other numbers of parameters.

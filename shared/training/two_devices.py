@@ -1,4 +1,4 @@
-"""Two devices of one process, GPUs or else stand-ins, and a model on them. Taught in lesson 15."""
+"""Two devices of one process, GPUs or else simulated ones, and a model on them. Taught in lesson 15."""
 
 import os
 from collections import Counter
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from shared.training.simulated_devices import Wire
+from shared.training.simulated_devices import Link
 
 
 @dataclass
 class TwoDevices:
-    """Devices number 0 and 1 of one process, and the wire between them.
+    """Devices number 0 and 1 of one process, and the link between them.
 
     Args:
         first, second: the real devices. Both are the CPU where there are not two GPUs for each process:
-            then ``move`` copies within one memory, and the numbers 0 and 1 stand in for devices.
+            then ``move`` copies within one memory, and the devices 0 and 1 are simulated.
         numbers: which devices of this machine they are, real or not. No other process may use them.
     """
 
     first: torch.device
     second: torch.device
     numbers: tuple[int, int]
-    wire: Wire = field(default_factory=Wire)
+    link: Link = field(default_factory=Link)
 
     @classmethod
     def of_process(cls, local_rank: int, processes_here: int) -> "TwoDevices":
@@ -39,19 +39,19 @@ class TwoDevices:
         return self.first != self.second
 
     @property
-    def crossings(self) -> Counter:
-        """{(what, from, to): bytes} that crossed so far."""
-        return self.wire.crossings
+    def transfers(self) -> Counter:
+        """{(what, from, to): bytes} transferred so far."""
+        return self.link.transfers
 
     def move(self, what: str, tensor: torch.Tensor, source: int, target: int) -> torch.Tensor:
         """Bring a tensor from device ``source`` to device ``target``, 0 or 1, and count its bytes.
 
         Its gradient comes back the other way and is counted as ``gradients of WHAT``.
         """
-        return self.wire.cross(what, tensor, source, target).to((self.first, self.second)[target])
+        return self.link.transfer(what, tensor, source, target).to((self.first, self.second)[target])
 
     def __str__(self) -> str:
-        kind = "GPUs" if self.real else "stand-ins on one CPU"
+        kind = "GPUs" if self.real else "simulated on one CPU"
         return f"devices {self.numbers[0]} and {self.numbers[1]}: {kind}"
 
 

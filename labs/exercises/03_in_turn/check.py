@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from shared.comm.traffic import Sent, count_sent
+from shared.comm.record import CommRecord, record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
@@ -25,14 +25,16 @@ HEAD_START_S = 2.0  # at most so long does a rank wait before it begins
 class Stage(io.StringIO):
     """A stdout that numbers the lines of all ranks as they come: the store counts, no clock is asked."""
 
-    def __init__(self, store: dist.Store, sent: Sent) -> None:
+    def __init__(self, store: dist.Store, log: CommRecord) -> None:
         super().__init__()
-        self.store, self.sent, self.lines = store, sent, []
+        self.store = store
+        self.log = log
+        self.lines: list[tuple[int, str, int]] = []
 
     def write(self, text: str) -> int:
         for line in text.splitlines():
             if line.strip():
-                self.lines.append((self.store.add("lines", 1), line.strip(), self.sent.calls))
+                self.lines.append((self.store.add("lines", 1), line.strip(), self.log.count("send")))
         return len(text)
 
 
@@ -61,8 +63,8 @@ def verify(answer: ModuleType, group: Group) -> str:
     texts = [f"[rank {r}] my turn" for r in range(n)]
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore("exercise 03", store)
-    with count_sent() as sent:
-        stage = Stage(store, sent)
+    with record() as log:
+        stage = Stage(store, log)
         token = torch.zeros(1, device=group.device)
         dist.barrier()
         # Without a token the order is 0, n - 1, ..., 1: each waits for the line before its own.
@@ -72,7 +74,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         with contextlib.redirect_stdout(stage), forbid(COLLECTIVES):
             answer.print_in_turn(texts[rank], token)
     ranks: list[dict] = [{}] * n
-    dist.all_gather_object(ranks, {"lines": stage.lines, "to": [to for _, to in sent.messages]})
+    dist.all_gather_object(ranks, {"lines": stage.lines, "to": [call.peer for call in log.of("send")]})
 
     lines = sorted((*line, printer) for printer, seen in enumerate(ranks) for line in seen["lines"])
     messages = sum(len(seen["to"]) for seen in ranks)

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from shared.comm.traffic import count_sent
+from shared.comm.record import record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
@@ -19,7 +19,7 @@ def values_of(rank: int, group: Group) -> torch.Tensor:
 def verify(answer: ModuleType, group: Group) -> str:
     n = group.world_size
     piece = values_of(group.rank, group)
-    with count_sent() as sent:
+    with record() as log:
         result = answer.all_gather(piece)
     if not isinstance(result, torch.Tensor) or result.shape != (n * NUMEL,):
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
@@ -35,12 +35,13 @@ def verify(answer: ModuleType, group: Group) -> str:
     if not torch.equal(piece, expected[group.rank]):
         raise Wrong("the result is right, but the piece that was handed in has changed")
     target = (n - 1) * piece.numel() * piece.element_size()
-    if sent.bytes != target:
+    messages, sent = log.count("send"), log.bytes("send")
+    if sent != target:
         raise Wrong(
-            f"the result is right, but this rank sent {sent.bytes:,} bytes in {sent.calls} message(s); "
+            f"the result is right, but this rank sent {sent:,} bytes in {messages} message(s); "
             f"the target is {target:,}, {n - 1} piece(s)"
         )
-    return f"{sent.calls} message(s), {sent.bytes:,} bytes per rank, n - 1 pieces. Well done."
+    return f"{messages} message(s), {sent:,} bytes per rank, n - 1 pieces. Well done."
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from shared.comm.traffic import count_sent
+from shared.comm.record import record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
@@ -19,7 +19,7 @@ def values_of(rank: int, group: Group) -> torch.Tensor:
 def verify(answer: ModuleType, group: Group) -> str:
     n = group.world_size
     x = values_of(group.rank, group)
-    with count_sent() as sent:
+    with record() as log:
         result = answer.ring_reduce_scatter(x)
     chunks = torch.stack([values_of(rank, group) for rank in range(n)]).sum(0).tensor_split(n)
     expected = chunks[group.rank]
@@ -33,14 +33,15 @@ def verify(answer: ModuleType, group: Group) -> str:
         off = (result != expected).sum().item()
         raise Wrong(f"{off} of {len(expected)} sums differ; {result[0]:g} is first, expected {expected[0]:g}")
     chunk_bytes = expected.numel() * expected.element_size()
-    if sent.calls != n - 1 or sent.bytes != (n - 1) * chunk_bytes:
+    messages, sent = log.count("send"), log.bytes("send")
+    if messages != n - 1 or sent != (n - 1) * chunk_bytes:
         raise Wrong(
-            f"the sums are right, but {sent.calls} messages with {sent.bytes:,} bytes were sent; "
+            f"the sums are right, but {messages} messages with {sent:,} bytes were sent; "
             f"a ring sends {n - 1} with {(n - 1) * chunk_bytes:,}"
         )
-    if {destination for _, destination in sent.messages} - {(group.rank + 1) % n}:
+    if {call.peer for call in log.of("send")} - {(group.rank + 1) % n}:
         raise Wrong("a message went to another rank than the right neighbour")
-    return f"{sent.calls} messages, {sent.bytes:,} bytes per rank, (n - 1) / n of the tensor. Well done."
+    return f"{messages} messages, {sent:,} bytes per rank, (n - 1) / n of the tensor. Well done."
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.comm.calls import CALLS, count_calls
+from shared.comm.record import record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 from shared.training.data import load_images
@@ -44,10 +44,10 @@ def check_case(answer: ModuleType, case: str, counts: list[int], group: Group) -
         F.cross_entropy(model(x[mine]), y[mine]).backward()
     before = [parameter.detach().clone() for parameter in model.parameters()]
 
-    with count_calls(*CALLS) as calls:
+    with record() as log:
         answer.average_uneven(model, images)
 
-    if not sum(calls.values()):
+    if not log.calls:
         raise Wrong(f"{case}: the rank with {images} images calls no collective, and the others wait for it")
     for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
         truth = alone.get_parameter(name).grad
@@ -64,7 +64,7 @@ def check_case(answer: ModuleType, case: str, counts: list[int], group: Group) -
             if ((parameter.grad - ratio * truth).norm() / truth.norm()).item() <= TOLERANCE:
                 raise Wrong(f"{case}: the gradient of {name} is {ratio:.3f} times that of one process")
             raise Wrong(f"{case}: the gradient of {name} is off by {off:.1%}")
-    made = {name: count for name, count in calls.items() if count}
+    made = log.counts()
     if made != {"all_reduce": 1}:
         counted = ", ".join(f"{count} x {name}" for name, count in sorted(made.items()))
         raise Wrong(f"the gradients are right, but took {counted}; the target is 1 x all_reduce")

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
-from shared.training.simulated_devices import Wire
+from shared.training.simulated_devices import Link
 
 BATCH = 840  # divides by 1 to 8
 
@@ -21,16 +21,16 @@ def build(rank: int) -> tuple[nn.Module, torch.Tensor]:
 
 
 def count(devices: int, net: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], int]:
-    """Bytes through stand-in 0 in one step, by the argument they come from; and the bytes of the output."""
-    wire, arrived = Wire(), []
+    """Bytes through device 0 in one step, by the argument they come from; and the bytes of the output."""
+    link, arrived = Link(), []
     for device, part in enumerate(x.chunk(devices)):
-        values = {name: wire.cross("parameters", p, 0, device) for name, p in net.named_parameters()}
-        values |= {name: wire.cross("buffers", b, 0, device) for name, b in net.named_buffers()}
-        output = functional_call(net, values, wire.cross("inputs", part, 0, device))
-        arrived.append(wire.cross("outputs", output, device, 0))
+        values = {name: link.transfer("parameters", p, 0, device) for name, p in net.named_parameters()}
+        values |= {name: link.transfer("buffers", b, 0, device) for name, b in net.named_buffers()}
+        output = functional_call(net, values, link.transfer("inputs", part, 0, device))
+        arrived.append(link.transfer("outputs", output, device, 0))
     whole = torch.cat(arrived)
     whole.square().mean().backward()
-    through = wire.through(0)
+    through = link.through(0)
     kinds = ("parameters", "buffers", "inputs", "outputs")
     return {k: through.get(k, 0) + through.get(f"gradients of {k}", 0) for k in kinds}, whole.nbytes
 

@@ -5,11 +5,10 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from shared.comm.calls import CALLS, count_calls
+from shared.comm.record import record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
-GATHERS = {"all_gather": 1}, {"all_gather_into_tensor": 1}
 
 
 def shapes(n: int) -> dict[str, torch.Size]:
@@ -31,11 +30,11 @@ def verify(answer: ModuleType, group: Group) -> str:
         whole = torch.arange(1, numel + 1, dtype=torch.float64, device=group.device).view(shape)
         look_at(answer.shard(whole.clone()), whole, length, f"{name}, {numel} elements", group)
         mine = answer.shard(whole.clone())
-        with count_calls(*CALLS) as calls:
+        with record() as log:
             found = answer.gather(mine, shape)
         look_at_whole(found, whole, f"{name}, {numel} elements")
-        made = {call: count for call, count in calls.items() if count}
-        if n > 1 and made not in GATHERS:
+        made = dict(log.counts())
+        if n > 1 and made != {"all_gather": 1}:
             raise Wrong(
                 f"{name}: the whole is right, but gather made the calls {made}; one all-gather is enough"
             )
@@ -44,22 +43,22 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 def look_at(mine: object, whole: torch.Tensor, length: int, name: str, group: Group) -> None:
-    """Raise ``Wrong`` unless ``mine`` is this rank's slice, alone in its memory."""
+    """Raise ``Wrong`` unless ``mine`` is this rank's shard, alone in its memory."""
     if not isinstance(mine, torch.Tensor) or mine.dim() != 1:
         raise Wrong(f"{name}: shard must return a tensor of one dimension")
     lengths = [None] * group.world_size
     dist.all_gather_object(lengths, len(mine))
     if len(set(lengths)) > 1:
-        raise Wrong(f"{name}: the slices have {lengths} elements; all must be equally long")
+        raise Wrong(f"{name}: the shards have {lengths} elements; all must be equally long")
     if len(mine) != length:
-        raise Wrong(f"{name}: a slice has {len(mine)} elements, expected {length}")
+        raise Wrong(f"{name}: a shard has {len(mine)} elements, expected {length}")
     held = mine.untyped_storage().nbytes()
     if held != mine.nbytes:
-        raise Wrong(f"{name}: the slice has {mine.nbytes} bytes, but keeps {held} alive: it is a view")
+        raise Wrong(f"{name}: the shard has {mine.nbytes} bytes, but keeps {held} alive: it is a view")
     flat = torch.cat([whole.flatten(), whole.new_zeros(group.world_size * length - whole.numel())])
     expected = flat[group.rank * length : (group.rank + 1) * length]
     if not torch.equal(mine, expected):
-        raise Wrong(f"{name}: the slice is {mine.tolist()[:4]}..., expected {expected.tolist()[:4]}...")
+        raise Wrong(f"{name}: the shard is {mine.tolist()[:4]}..., expected {expected.tolist()[:4]}...")
 
 
 def look_at_whole(found: object, whole: torch.Tensor, name: str) -> None:

@@ -1,15 +1,15 @@
-"""Exercise 19: a slice of a parameter for each rank, and the whole again."""
+"""Exercise 19: a shard of a parameter for each rank, and the whole again."""
 
 import torch
 import torch.distributed as dist
 
 
 def shard(whole: torch.Tensor) -> torch.Tensor:
-    """Return this rank's slice of ``whole``, one-dimensional and of the same length on each rank.
+    """Return this rank's shard of ``whole``, one-dimensional and of the same length on each rank.
 
     ``whole`` has any shape, and the number of ranks N need not divide its number of elements. Then the last
-    slices are padded with zeros, and a slice has as few elements as that allows. The slice has a memory of
-    its own: when ``whole`` is deleted, no more than the slice stays.
+    shards are padded with zeros, and a shard has as few elements as that allows. The shard has a memory of
+    its own: when ``whole`` is deleted, no more than the shard stays.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # solution: begin
@@ -22,7 +22,7 @@ def shard(whole: torch.Tensor) -> torch.Tensor:
 
 
 def gather(mine: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the whole parameter, of this shape, from the slices of all ranks. One all-gather, no more."""
+    """Return the whole parameter, of this shape, from the shards of all ranks. One all-gather, no more."""
     n = dist.get_world_size()
     # solution: begin
     padded = mine.new_empty(n * len(mine))

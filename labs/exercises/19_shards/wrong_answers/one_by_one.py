@@ -1,5 +1,5 @@
 # rejected: one all-gather is enough
-"""Sends each slice in a broadcast of its own."""
+"""Sends each shard in a broadcast of its own."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ def shard(whole: torch.Tensor) -> torch.Tensor:
 
 
 def gather(mine: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    slices = [mine.clone() for _ in range(dist.get_world_size())]
-    for rank, part in enumerate(slices):
+    shards = [mine.clone() for _ in range(dist.get_world_size())]
+    for rank, part in enumerate(shards):
         dist.broadcast(part, src=rank)
-    return torch.cat(slices)[: shape.numel()].view(shape)
+    return torch.cat(shards)[: shape.numel()].view(shape)

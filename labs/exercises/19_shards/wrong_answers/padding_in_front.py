@@ -1,4 +1,4 @@
-# rejected: the slice is [0.0
+# rejected: the shard is [0.0
 """Puts the padding before the first element."""
 
 import torch

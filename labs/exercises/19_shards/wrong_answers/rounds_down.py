@@ -1,5 +1,5 @@
-# rejected: a slice has 5 elements, expected 6
-"""Rounds the length down, so the last elements are in no slice."""
+# rejected: a shard has 5 elements, expected 6
+"""Rounds the length down, so the last elements are in no shard."""
 
 import torch
 import torch.distributed as dist

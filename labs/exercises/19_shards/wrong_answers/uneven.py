@@ -1,5 +1,5 @@
 # rejected: all must be equally long
-"""Hands out the rest one by one, so some slices are longer."""
+"""Hands out the rest one by one, so some shards are longer."""
 
 import torch
 import torch.distributed as dist
