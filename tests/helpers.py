@@ -59,15 +59,6 @@ def torchrun(script: Path, *arguments: str | Path, ranks: int = 2, **options) ->
     return command(*torchrun_command(script, ranks, *arguments), **options)
 
 
-def faulty_lab(name: str, old: str, new: str, folder: Path) -> Path:
-    """A copy of ``labs/lab_{name}.py`` in ``folder``, with a fault planted: ``new`` in place of ``old``."""
-    text = (ROOT / "labs" / f"lab_{name}.py").read_text(encoding="utf-8")
-    assert old in text
-    path = folder / f"lab_{name}.py"
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    return path
-
-
 def copy_of_checkout(target: Path) -> Path:
     """Copy the checkout, without what .gitignore names, and return ``target``."""
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()]

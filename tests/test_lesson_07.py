@@ -1,4 +1,4 @@
-"""Lesson 07: simulated devices count what crosses and add gradients up; its labs notice planted faults."""
+"""Lesson 07: simulated devices count what crosses and add gradients up."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import torch
 
 from shared.runtime import results
 from shared.training.simulated_devices import Link
-from tests.helpers import faulty_lab, python, torchrun
 
 
 def test_values_cross_one_way_and_gradients_the_other():
@@ -40,25 +39,3 @@ def test_a_lab_without_a_group_records_as_one_rank(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("RANK_BY_RANK_RESULTS", str(tmp_path))
     results.record_results("lab_90_alone", {"bytes": 7})
     assert results.load_results("lab_90_alone", 1) == [{"bytes": 7}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lab", "old", "new", "told"),
-    [
-        ("here", "output = wrapped(x)", "output = wrapped(1.001 * x)", "output: differs by"),
-        ("by_hand", '"parameters", p, 0, d', '"parameters", p if d == 0 else p.detach(), 0, d', "gradient "),
-        ("by_hand", "torch.cat(arrived)", "torch.cat(arrived[::-1])", "gradient "),
-        ("by_hand", "torch.cat(arrived)", "torch.cat(arrived) / len(arrived)", "gradient "),
-        ("limits", "model._replicate_for_data_parallel()", "model", "replicas should lose the calls"),
-        ("limits", 'device="meta"', 'device="cpu"', "a model on two devices should be refused"),
-        ("ddp", "ring = 2 * (n - 1)", "ring = (n - 1)", "sent"),
-        ("ddp", "ddp = DistributedDataParallel(net)", "ddp = net", "gradient "),
-    ],
-)
-def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
-    path = faulty_lab(f"07_{lab}", old, new, tmp_path)
-    run = torchrun if lab == "ddp" else python
-    done = run(path, RANK_BY_RANK_RESULTS=str(tmp_path))
-    assert done.returncode == 1
-    assert told in done.stdout

@@ -1,4 +1,4 @@
-"""Lesson 12: all-reduces are found where they are, and its labs notice planted faults."""
+"""Lesson 12: all-reduces are found where they are."""
 
 import copy
 import importlib.util
@@ -7,24 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.runtime.errors import CourseError
-from tests.helpers import ROOT, SCRIPTS, faulty_lab, torchrun
-
-PLANTED = {
-    "the state of rank 0, not of the last": (
-        "lab_12_optimizer.py",
-        'dist.broadcast(state["momentum_buffer"], src=int(last))',
-        'dist.broadcast(state["momentum_buffer"], src=0)',
-        "SGD, same state, after more: (True, ",
-    ),
-    "a metric that does not answer": (
-        "lab_12_join.py",
-        "hook.main_hook = lambda: self.reduce(0.0, 0)",
-        "hook.main_hook = lambda: self.reduce(1.0, 1)",
-        "the metric holds",
-    ),
-    "no no_sync": ("lab_12_unused.py", "ddp.no_sync()", "nullcontext()", "AssertionError"),
-    "divided once more": ("lab_12_unused.py", "/ k\n", "/ k / k\n", "synchronized always."),
-}
+from tests.helpers import ROOT, SCRIPTS, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +59,3 @@ def test_all_reduces_are_found(tmp_path: Path):
     for rank in range(2):
         for what in ("by hand [400, 24]", "nothing []", f"DDP [{44 * 8}]"):
             assert f"[rank {rank}] {what}" in lines, done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("lab", "old", "new", "expected"), PLANTED.values(), ids=PLANTED)
-def test_a_planted_fault_is_found(lab: str, old: str, new: str, expected: str, tmp_path: Path):
-    path = faulty_lab(lab.removeprefix("lab_").removesuffix(".py"), old, new, tmp_path)
-    done = torchrun(path, RANK_BY_RANK_RESULTS=str(tmp_path))
-    assert done.returncode == 1
-    assert expected in done.stdout

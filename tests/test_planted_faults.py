@@ -1,51 +1,87 @@
-"""Labs of lessons 02 to 06, 08, 23 and 24 notice planted faults; the others have tests of their own."""
+"""Each lab is turned red by a fault planted in it: the table ``tests/faults`` is complete and true."""
 
 from pathlib import Path
+from shutil import copy
 
 import pytest
 
-from tests.helpers import faulty_lab, torchrun
+from tests import faults
+from tests.faults import Fault
+from tests.helpers import ROOT, Done, command, python, torchrun_command
 
-pytestmark = pytest.mark.slow
+LABS = ROOT / "labs"
+FAULTS = [fault for lesson in faults.lessons() for fault in faults.faults_of(lesson)]
+SLIPS = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 
-MEAN = "parameter.grad /= dist.get_world_size()"
-TAKEN = "dist.recv(box, src=0, group=mail, tag=tag)"
+
+def labs_of(lesson: str) -> list[Path]:
+    return sorted(LABS.glob(f"lab_{lesson}_*.py"))
 
 
-@pytest.mark.parametrize(
-    ("lab", "old", "new", "told"),
-    [
-        ("02_five_ways", "= dist.get_rank() + 1", "= 1", "env://: rank, size"),
-        ("03_messages", TAKEN, TAKEN.replace("tag=tag", "tag=WEIGHT + BIAS - tag"), "differs by"),
-        ("03_ring", "held += mine", "held -= mine", "sum of ranks 0 to 1: differs by"),
-        ("04_by_hand", "received.chunk(n)", "received.flip(0).chunk(n)", "all_to_all"),
-        ("04_by_hand", "dist.send(x, ranks[me + 1])", "dist.send(x * 2, ranks[me + 1])", "broadcast"),
-        ("05_ring", "target += incoming", "target.copy_(incoming)", "sum over 2 ranks: differs by"),
-        (
-            "05_ring",
-            "sendrecv(outgoing, right, target, left)",
-            "sendrecv(x, right, x.clone(), left)",
-            "sum over",
-        ),
-        ("06_by_hand", MEAN, "pass", "differs by"),
-        ("06_by_hand", "        broadcast_parameters(model)\n", "", "at the start"),
-        ("06_train", MEAN, "pass", "the losses of 2 ranks and of one differ by"),
-        ("06_uneven", 'reduction="sum") / total', 'reduction="sum") / len(x)', "the weighted mean is off by"),
-        ("06_flat", "flat /= dist.get_world_size()", "pass", "differs by"),
-        ("08_ddp", "train_step(ddp, optimizer", "train_step(model, optimizer", "differs by"),
-        ("23_parameter_server", "self.weight.sub_(", "self.weight.add_(", "weights: differs by"),
-        (
-            "23_rref",
-            "            rpc.rpc_sync(keeper, let_go)\n",
-            "",
-            "tables are alive on worker1, expected 0",
-        ),
-        ("24_gradients", 'HERE["head"] = build("head", 99', 'HERE["head"] = build("head", 98', "differs by"),
-        ("24_train", "lr=rate, momentum", "lr=2 * rate, momentum", "losses: differs by"),
-    ],
-)
-def test_a_planted_fault_is_noticed(lab: str, old: str, new: str, told: str, tmp_path: Path):
-    done = torchrun(faulty_lab(lab, old, new, tmp_path), RANK_BY_RANK_RESULTS=str(tmp_path))
-    assert done.returncode == 1
-    assert told in done.stdout
-    assert "SyntaxError" not in done.stdout and "NameError" not in done.stdout
+def table_problems(labs: list[str], table: list[Fault], excused: list[str]) -> list[str]:
+    """What is wrong with the table as such: labs that it does not name, names that it should not hold."""
+    named = {fault.lab for fault in table}
+    found = [f"lab_{lab}.py has no planted fault" for lab in labs if lab not in named and lab not in excused]
+    found += [f"lab_{lab}.py has a fault: delete it from STILL_WITHOUT" for lab in excused if lab in named]
+    found += [f"lab_{lab}.py is in STILL_WITHOUT; there is no such lab" for lab in excused if lab not in labs]
+    for fault in table:
+        for lab in {fault.lab, fault.lab_to_run}:
+            if lab not in labs:
+                found.append(f"there is no lab_{lab}.py to plant a fault in or to run")
+    return found
+
+
+def text_problems(fault: Fault, text: str) -> list[str]:
+    """What is wrong with the place of a fault in its lab."""
+    times = text.count(fault.old) if fault.old else 0
+    if times != 1:
+        return [f"lab_{fault.lab}.py: {fault.old!r} occurs {times} times, not once"]
+    if fault.old == fault.new or not fault.told:
+        return [f"lab_{fault.lab}.py: {fault.old!r}: the fault changes nothing, or expects no words"]
+    return []
+
+
+def test_each_lab_has_a_planted_fault_and_each_fault_its_place():
+    labs = [path.stem.removeprefix("lab_") for path in sorted(LABS.glob("lab_*.py"))]
+    excused = [lab for lesson in faults.lessons() for lab in faults.still_without(lesson)]
+    problems = table_problems(labs, FAULTS, excused)
+    for fault in FAULTS:
+        if fault.lab in labs:
+            problems += text_problems(fault, (LABS / f"lab_{fault.lab}.py").read_text(encoding="utf-8"))
+    assert not problems, "\n".join(problems)
+
+
+def planted(fault: Fault, folder: Path) -> Path:
+    """Copy the labs of the lesson into ``folder``, plant the fault, return the lab to run."""
+    for path in labs_of(fault.lesson):
+        copy(path, folder)
+    target = folder / f"lab_{fault.lab}.py"
+    text = target.read_text(encoding="utf-8")
+    assert not text_problems(fault, text)
+    target.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    return folder / f"lab_{fault.lab_to_run}.py"
+
+
+def tried(fault: Fault, folder: Path) -> Done:
+    """How the lab ends that has the fault."""
+    labs, own = folder / "labs", folder / "own"
+    labs.mkdir()
+    own.mkdir()
+    lab = planted(fault, labs)
+    arguments = [argument.replace("FOLDER", str(own)) for argument in fault.arguments]
+    environment = {name: value.replace("FOLDER", str(own)) for name, value in fault.environment}
+    environment.setdefault("RANK_BY_RANK_RESULTS", str(folder / "results"))
+    if fault.launch == "python" or not fault.ranks:
+        return python(lab, *arguments, cwd=labs, **environment)
+    options = [option.replace("FOLDER", str(own)) for option in fault.options]
+    launch = torchrun_command(lab, fault.ranks, *arguments)
+    return command(*launch[: -1 - len(arguments)], *options, lab, *arguments, cwd=labs, **environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.lab}: {fault.told}")
+def test_a_planted_fault_is_noticed(fault: Fault, tmp_path: Path):
+    done = tried(fault, tmp_path)
+    assert done.returncode != 0, done.stdout
+    assert fault.told in done.stdout, done.stdout
+    assert not [slip for slip in SLIPS if slip in done.stdout], done.stdout

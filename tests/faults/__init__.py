@@ -1,0 +1,69 @@
+"""The fault table: for each lab at least one planted fault that turns it red. One file per lesson.
+
+To add a fault, append to ``FAULTS`` in ``tests/faults/lesson_NN.py``::
+
+    Fault("05_ring", "target += incoming", "target.copy_(incoming)", "sum over 2 ranks: differs by"),
+
+How it is tried (``tests/test_planted_faults.py``): all labs of the lesson are copied into an empty folder; in
+``lab_05_ring.py`` there ``old``, which must occur exactly once, becomes ``new``; then the lab ``run`` is run
+(default: the same lab; name the proving lab if ``lab`` is a plain one that it imports). It must end with an
+exit code other than 0 and print ``told``, and the fault must not be a slip like a NameError. Choose a fault
+that a reader might make, and as ``told`` the words of the check that finds it: "AssertionError" alone may be
+another assertion.
+
+``launch="warm"`` (default): ``ranks`` forks of a process that has torch already, in the environment that
+torchrun sets; ``ranks=0`` is a script that is no rank, as ``python LAB`` starts it. ``"torchrun"`` and
+``"python"`` start the real thing, for labs that start torchrun or processes by themselves, or that measure
+memory or the launch itself. In ``arguments``, ``options`` (of torchrun, such as ``--max-restarts=1``) and
+``environment`` (pairs) the word FOLDER stands for a folder of this run.
+
+Try one: ``.venv/bin/python -m pytest tests/test_planted_faults.py -k 05_ring``. A lab that has no fault yet
+stands in the ``STILL_WITHOUT`` of its lesson's file. These lists may only shrink: a name that has a fault is
+an error, too.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of a lab, and what the lab ``run`` then says."""
+
+    lab: str
+    old: str
+    new: str
+    told: str
+    run: str = ""
+    ranks: int = 2
+    launch: Literal["warm", "torchrun", "python"] = "warm"
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def lab_to_run(self) -> str:
+        return self.run or self.lab
+
+    @property
+    def lesson(self) -> str:
+        """Two digits."""
+        return self.lab[:2]
+
+
+def lessons() -> list[str]:
+    """Two digits each: the lessons that have a file in the table."""
+    return sorted(path.stem.removeprefix("lesson_") for path in HERE.glob("lesson_*.py"))
+
+
+def faults_of(lesson: str) -> list[Fault]:
+    return import_module(f"tests.faults.lesson_{lesson}").FAULTS
+
+
+def still_without(lesson: str) -> list[str]:
+    """Labs of the lesson that are excused for having no fault yet."""
+    return import_module(f"tests.faults.lesson_{lesson}").STILL_WITHOUT

@@ -1,0 +1,33 @@
+"""Planted faults of lesson 15; the form is described in ``tests/faults/__init__.py``."""
+
+from tests.faults import Fault
+
+FAULTS: list[Fault] = [
+    Fault(
+        "15_two_devices",
+        "torch.manual_seed(15)\n    model",
+        "torch.manual_seed(16)\n    model",
+        "differs by",
+        ranks=0,
+    ),
+    Fault("15_two_devices", "hidden = cfg.batch * 128", "hidden = cfg.batch * 64", "AssertionError", ranks=0),
+    Fault("15_two_devices", 'torch.device("meta")', "devices.first", "torch was to complain", ranks=0),
+    Fault("15_ddp", "slice(rank, None, world_size)", "slice(0, None, world_size)", "differs by"),
+    Fault(
+        "15_ddp",
+        "TwoDevices.of_process(local_rank",
+        "TwoDevices.of_process(0",
+        "two processes share a device",
+    ),
+    Fault("15_ddp", "wrap(output_device=second)", "wrap()", "DDP(model, output_device=second): accepted"),
+    Fault("15_idle", "device = int(number >= self.cut)", "device = 0", "AssertionError", ranks=0),
+    Fault(
+        "15_idle",
+        "span.end = time.perf_counter()",
+        "span.end = time.perf_counter() + 1",
+        "worked at once",
+        ranks=0,
+    ),
+]
+
+STILL_WITHOUT = []
