@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from shared.runtime import diffs
 from shared.runtime.errors import InputError
 from shared.runtime.options import Options, positive
 from shared.tools import steps
@@ -15,13 +16,14 @@ from shared.training.sync_batch_norm import convert_batch_norm
 from tests.helpers import ROOT, SCRIPTS, torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
-VERSIONS = steps.versions(steps.FIRST.read_text(encoding="utf-8"), steps.diffs_of())
+DIFFS = diffs.diffs_of(steps.NOTEBOOK)
+VERSIONS = diffs.versions(steps.FIRST.read_text(encoding="utf-8"), DIFFS)
 
 
 def test_the_steps_reproduce_the_script():
     assert len(VERSIONS) == 7
     assert VERSIONS[-1] == TRAIN.read_text(encoding="utf-8")
-    assert [steps.difference(*pair) for pair in zip(VERSIONS, VERSIONS[1:], strict=False)] == steps.diffs_of()
+    assert [diffs.difference(*pair) for pair in zip(VERSIONS, VERSIONS[1:], strict=False)] == DIFFS
 
 
 @pytest.mark.parametrize(
@@ -29,12 +31,12 @@ def test_the_steps_reproduce_the_script():
     [("a\nb\nc\n", "a\nx\nc\n"), ("", "a\nb\n"), ("a\nb\n", ""), ("a\nb\n", "z\na\nb\nc\n"), ("a\n", "a\n")],
 )
 def test_a_difference_applied_gives_what_came_after(before: str, after: str):
-    assert steps.apply(before, steps.difference(before, after)) == after
+    assert diffs.apply(before, diffs.difference(before, after)) == after
 
 
 def test_a_step_that_does_not_fit_is_found():
     with pytest.raises(InputError, match="the diff does not fit line 2: -b"):
-        steps.apply("a\nB\nc\n", steps.difference("a\nb\nc\n", "a\nx\nc\n"))
+        diffs.apply("a\nB\nc\n", diffs.difference("a\nb\nc\n", "a\nx\nc\n"))
 
 
 @pytest.mark.slow
