@@ -19,8 +19,6 @@ from shared.runtime.run import run
 from shared.training.parity import assert_equal
 from shared.training.sync_batch_norm import convert_batch_norm
 
-COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "barrier", "all_gather_object")
-
 
 @dataclass(frozen=True)
 class Config:

@@ -125,8 +125,9 @@ def main(cfg: Config) -> None:
             expected = reference(initial, cfg, n)
             if max(abs(a - b) for a, b in zip(seen, expected, strict=False)) > cfg.tolerance:
                 raise CourseError(f"divide_by_initial_world_size={initial}: {seen}, expected {expected}")
-            if calls != 2 * steps + 2:
-                raise CourseError(f"{calls} calls of all_reduce in {steps} steps, expected {2 * steps + 2}")
+            expected_calls = 3 * steps + 2  # DDP's bucket and Join's two in each step, Join's two at the end
+            if calls != expected_calls:
+                raise CourseError(f"{calls} calls of all_reduce in {steps} steps, expected {expected_calls}")
             found[str(initial)] = seen
             print_on_rank_0(
                 f"divide_by_initial_world_size={initial}: averages {[round(v, 4) for v in expected]}"

@@ -38,8 +38,7 @@ class MemoryRecorder(TorchDispatchMode):
 
     ``peak`` is the largest number of bytes, after any operation, in the storages that are alive.
     ``unsharded`` is the most of ``model``'s parameters that were whole at once, in bytes, without padding.
-    ``calls`` counts
-    operations by name. gloo's own buffers, and what lies unused in the allocator, are not seen.
+    ``calls`` counts operations by name. gloo's own buffers, and what lies unused in the allocator, are not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:

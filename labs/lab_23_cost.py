@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import rpc
 
-from shared.comm.rpc import rpc_workers
 from shared.comm.kernel import wire_bytes
+from shared.comm.rpc import rpc_workers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.results import record_results

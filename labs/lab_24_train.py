@@ -17,8 +17,8 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
-from shared.comm.rpc import rpc_workers
 from shared.comm.kernel import wire_bytes
+from shared.comm.rpc import rpc_workers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.results import record_results

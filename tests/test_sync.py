@@ -83,6 +83,15 @@ def test_a_stale_table_is_found_in_the_readme(course: Path):
     assert "[A small lesson](notebooks/90_small.ipynb)" in derived_files(course)[readme]
 
 
+def test_a_stale_picture_of_the_rooms_is_found_in_the_readme(course: Path):
+    readme = course / "README.md"
+    readme.write_text(
+        "<!-- rooms: written by `make sync` -->\nstale\n<!-- rooms: end -->\n", encoding="utf-8"
+    )
+    assert found_in(course) == {"README.md": "differs from its source"}
+    assert "comm --> runtime" in derived_files(course)[readme]
+
+
 def test_two_cells_of_one_notebook_may_not_write_one_file(course: Path):
     edit(course / NOTEBOOK, "../labs/exercises/90_small/exercise.py", f"../{LAB}")
     with pytest.raises(InputError, match=f"{LAB} is written twice"):

@@ -33,7 +33,7 @@ def start_workers(
     Args:
         timeout_s: seconds that a call may take.
         threads: how many calls a worker runs at the same time.
-        tcp_only: send all through sockets, where ``shared.comm.traffic.wire_bytes`` sees it.
+        tcp_only: send all through sockets, where ``shared.comm.kernel.wire_bytes`` sees it.
 
     Raises:
         CourseError: a worker does not answer to its name.

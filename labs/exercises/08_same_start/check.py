@@ -45,9 +45,7 @@ def verify(answer: ModuleType, group: Group) -> str:
             f"allowed are {ALLOWED_BROADCASTS} broadcasts"
         )
     count = sum(t.numel() for t in [*module.parameters(), *module.buffers()])
-    return (
-        f"{count} values equal on {group.world_size} ranks after {broadcasts} broadcasts. Well done."
-    )
+    return f"{count} values equal on {group.world_size} ranks after {broadcasts} broadcasts. Well done."
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
 
-
 def shapes(n: int) -> dict[str, torch.Size]:
     """Sizes that N divides and that it does not; with the last, ranks above 0 get nothing but padding."""
     return {
