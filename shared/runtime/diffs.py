@@ -1,4 +1,4 @@
-"""A script that a lesson builds step by step: the ```diff blocks of its notebook, applied. Taught in lesson 10."""
+"""A script that a lesson builds step by step: the ```diff blocks of its notebook. Taught in lesson 10."""
 
 import difflib
 import re

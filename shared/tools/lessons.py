@@ -104,7 +104,7 @@ def imported_modules(source: str, package: str = "") -> set[str]:
     return {name for name in found if name.split(".")[0] == "shared"}
 
 
-def _plain_python(cell: str) -> str:
+def plain_python(cell: str) -> str:
     """The Python of a cell, as IPython makes it; a ``%%writefile`` cell counts as its body."""
     if cell.startswith("%%writefile"):
         return cell.partition("\n")[2]
@@ -118,7 +118,7 @@ def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:
     names |= {name for name in names for name in LAB_NAME.findall(_read(root / name))}
     files = {name: _read(root / name) for name in names}
     # The check of an exercise belongs to the notebook's outputs, its solution does not.
-    todo = {m for source in code for m in imported_modules(_plain_python(source))}
+    todo = {m for source in code for m in imported_modules(plain_python(source))}
     todo |= {m for source in code for m in RUN_AS_MODULE.findall(source)}
     todo |= {m for text in files.values() for m in imported_modules(text)}
     done: set[str] = set()

@@ -3,6 +3,7 @@
 - ``labs/lab_*.py`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
+- The picture of the rooms of ``shared/`` in the README.
 - The README's picture, from the output of the cell tagged ``readme``.
 """
 
@@ -15,9 +16,11 @@ import nbformat
 
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons, written_files
+from shared.tools.rooms import picture
 
 BEGIN, FOUND, END = "# solution: begin", "# solution: found", "# solution: end"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
+ROOMS = re.compile(r"(<!-- rooms: written by `make sync` -->\n).*?(\n<!-- rooms: end -->)", re.DOTALL)
 MAP = "00_start_here.ipynb#Map-of-the-course"
 
 
@@ -76,7 +79,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, ''))}\g<2>", cell.source)
+                cell.source = _between(TABLE, lesson_table(lessons, ""), cell.source)
             elif cell.source.startswith("%%writefile ../labs/exercises/"):
                 first = cell.source.splitlines()[0]
                 solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
@@ -88,7 +91,8 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     readme = root / "README.md"
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
-        wanted[readme] = TABLE.sub(rf"\g<1>{_escaped(lesson_table(lessons, 'notebooks/'))}\g<2>", text)
+        text = _between(TABLE, lesson_table(lessons, "notebooks/"), text)
+        wanted[readme] = _between(ROOMS, picture(root), text)
     for path in sorted([*(root / "labs").glob("*.py"), *(root / "labs").glob("exercises/*/exercise.py")]):
         wanted.setdefault(path, None)
     return wanted
@@ -116,14 +120,15 @@ def differences(root: Path = ROOT) -> dict[Path, str]:
             found[path] = "is missing"
         elif path.read_text(encoding="utf-8") != text:
             found[path] = "differs from its source"
-    for path, picture in derived_pictures(root).items():
-        if not path.is_file() or path.read_bytes() != picture:
+    for path, png in derived_pictures(root).items():
+        if not path.is_file() or path.read_bytes() != png:
             found[path] = "differs from its source"
     return found
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\")
+def _between(marks: re.Pattern[str], new: str, text: str) -> str:
+    """``text`` with ``new`` between the two marks; as it is when it has no such marks."""
+    return marks.sub(lambda match: f"{match[1]}{new}{match[2]}", text)
 
 
 def main() -> int:
