@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import ROOT, command, pyproject
+from tests.rules import tell
 from tests.rules.dependencies import environment_problems, range_problems, registry_problems, version_problems
 
 ENVIRONMENT = """
@@ -20,20 +21,20 @@ def read(name: str) -> str:
 
 
 def test_ranges_and_pins_agree():
-    assert range_problems(pyproject()) == []
+    tell(range_problems(pyproject()))
 
 
 def test_environment_yml_agrees_with_pyproject():
-    assert environment_problems(read("environment.yml"), pyproject()) == []
+    tell(environment_problems(read("environment.yml"), pyproject()))
 
 
 def test_no_file_names_a_registry():
-    assert registry_problems(ROOT) == []
+    tell(registry_problems(ROOT))
 
 
 @pytest.mark.parametrize("name", ["Makefile", ".ci/run"])
 def test_no_other_file_holds_a_version(name: str):
-    assert version_problems(name, read(name)) == []
+    tell(version_problems(name, read(name)))
 
 
 def test_the_makefile_reads_the_pins():

@@ -6,31 +6,26 @@ import pytest
 
 from shared.tools.lessons import Lesson, read_lessons
 from tests.helpers import EXERCISES, ROOT
-from tests.mini_course import LAB, SOLUTION
-from tests.rules import labs
+from tests.mini_course import LAB, SOLUTION, make_course, mini_notebook, write_lesson
+from tests.rules import labs, tell
+
+LESSONS = read_lessons()
 
 
-def test_a_lesson_has_labs_that_keep_the_rules(lesson: Lesson):
-    assert lesson.labs
-    for name in lesson.labs:
-        path = ROOT / name
-        found = labs.docstring_problems(path, lesson.path.name) + labs.import_problems(path)
-        if labs.starts_with_torchrun(path):
-            found += labs.runner_problems(path)
-        assert found == []
+def test_labs_keep_the_rules():
+    tell(f"{lesson.path.name}: {one}" for lesson in LESSONS for one in labs.lab_problems(lesson, ROOT))
 
 
-def test_a_lesson_has_an_exercise_and_what_belongs_to_it(lesson: Lesson):
-    assert lesson.exercises
-    for name in lesson.exercises:
-        assert labs.exercise_problems(Path(name).parent.name, ROOT) == []
-        assert labs.import_problems(ROOT / name) == []
+def test_exercises_keep_the_rules():
+    tell(f"{lesson.path.name}: {one}" for lesson in LESSONS for one in labs.exercises_problems(lesson, ROOT))
 
 
 def test_each_solution_belongs_to_a_lesson():
-    assert (
-        sorted(Path(name).parent.name for lesson in read_lessons() for name in lesson.exercises) == EXERCISES
-    )
+    assert sorted(Path(name).parent.name for lesson in LESSONS for name in lesson.exercises) == EXERCISES
+
+
+def test_each_lesson_that_is_not_yet_plain_exists():
+    assert set(labs.NOT_YET_PLAIN) <= {lesson.number for lesson in LESSONS}
 
 
 def lab_with(folder: Path, old: str = "", new: str = "") -> Path:
@@ -74,14 +69,98 @@ def test_a_faulty_lab_is_found(old: str, new: str, expected: str, tmp_path: Path
     assert [expected in problem for problem in problems] == [True]
 
 
-def test_only_a_launch_variant_imports_the_training_script(tmp_path: Path):
-    for name, imported, problems in (
-        ("lab_10_launch_spawn.py", "lab_10_train", 0),
-        ("lab_10_launch_spawn.py", "lab_10_claims", 1),
-        ("lab_10_claims.py", "lab_10_train", 1),
-    ):
-        (tmp_path / name).write_text(f"from {imported} import main\n", encoding="utf-8")
-        assert len(labs.import_problems(tmp_path / name)) == problems
+@pytest.mark.parametrize(
+    ("name", "imported", "problems"),
+    [
+        ("lab_90_proof.py", "lab_90_small", []),
+        ("lab_90_proof.py", "lab_90_proof", ["lab_90_proof.py imports lab_90_proof"]),
+        ("lab_90_proof.py", "lab_91_small", ["lab_90_proof.py imports lab_91_small"]),
+        ("exercise.py", "lab_90_small", ["exercise.py imports lab_90_small"]),
+        ("exercise.py", "exercis", ["exercise.py imports exercis"]),
+    ],
+)
+def test_a_lab_imports_labs_of_its_own_lesson_only(
+    name: str, imported: str, problems: list[str], tmp_path: Path
+):
+    path = tmp_path / name
+    path.write_text(f"from {imported} import main\n", encoding="utf-8")
+    assert labs.import_problems(path) == problems
+
+
+PLAIN_LAB = '''"""A plain lab of the tests.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_90_small.py
+Written by:  notebooks/90_small.ipynb
+"""
+
+import os
+
+import torch
+from tqdm import tqdm
+
+
+def main() -> None:
+    print(os.environ["RANK"], torch.zeros(1), tqdm)
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def plain_course(folder: Path, lab: str = PLAIN_LAB) -> Lesson:
+    """A course whose lesson begins with a plain lab."""
+    root = make_course(folder / "course")
+    notebook = mini_notebook()
+    (cell,) = [cell for cell in notebook.cells if cell.source.startswith("%%writefile ../labs/lab_")]
+    cell.source = f"%%writefile ../labs/lab_90_small.py\n{lab}"
+    (root / "labs" / "lab_90_small.py").write_text(lab, encoding="utf-8")
+    return write_lesson(root, notebook)
+
+
+def test_a_plain_lab_needs_no_run(tmp_path: Path):
+    assert labs.lab_problems(plain_course(tmp_path), tmp_path / "course") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("import os", "import os\n\nimport numpy", "it is to be plain, but imports numpy"),
+        ("from tqdm", "from shared.runtime.run import run\nfrom tqdm", "to be plain, but imports shared"),
+        ("import os", "import os\n\nimport lab_90_other", "it is to be plain, but imports lab_90_other"),
+        ('if __name__ == "__main__":\n    main()', "main()", "does not start under a __main__ guard"),
+    ],
+)
+def test_a_first_lab_that_is_not_plain_is_found(old: str, new: str, expected: str, tmp_path: Path):
+    assert old in PLAIN_LAB
+    lesson = plain_course(tmp_path, PLAIN_LAB.replace(old, new))
+    assert any(expected in problem for problem in labs.lab_problems(lesson, tmp_path / "course"))
+
+
+def test_a_list_of_labs_that_are_not_plain_may_only_shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(labs.NOT_YET_PLAIN, "90", "lab_90_small")
+    lesson = plain_course(tmp_path)
+    told = ["lab_90_small.py is plain: delete lesson 90 from NOT_YET_PLAIN"]
+    assert labs.plain_problems(lesson, tmp_path / "course") == told
+    started_by_python = PLAIN_LAB.replace("torchrun --standalone --nproc-per-node=2", "python")
+    (tmp_path / "course" / "labs" / "lab_90_small.py").write_text(started_by_python, encoding="utf-8")
+    told = ["lab_90_small is no lab of torchrun: delete it from NOT_YET_PLAIN"]
+    assert labs.plain_problems(lesson, tmp_path / "course") == told
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path):
+    lesson = plain_course(tmp_path, PLAIN_LAB.replace("Written by", "From").replace("    main()", "    pass"))
+    (tmp_path / "course" / "labs" / "exercises" / "90_small" / "solution.py").unlink()
+    root = tmp_path / "course"
+    with pytest.raises(pytest.fail.Exception) as told:
+        tell([*labs.lab_problems(lesson, root), *labs.exercises_problems(lesson, root)])
+    assert str(told.value).strip().splitlines() == [
+        "lab_90_small.py has no line `Written by:  notebooks/90_small.ipynb`",
+        "lab_90_small.py does not start under a __main__ guard",
+        "90_small has no solution",
+        "90_small has no check",
+        "90_small has 0 wrong answers, wanted are 3",
+    ]
 
 
 def test_a_lab_without_torchrun_is_told_apart(tmp_path: Path):

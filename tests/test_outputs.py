@@ -5,11 +5,13 @@ import socket
 import pytest
 from nbformat import NotebookNode
 
-from shared.tools.lessons import Lesson, cells_of
+from shared.tools.lessons import cells_of, read_lessons
 from shared.tools.outputs import problems
 from shared.tools.refresh import is_fresh
+from tests.rules import tell
 from tests.shown import failed, picture, shown
 
+LESSONS = read_lessons()
 HOST = "a-machine"
 
 
@@ -19,13 +21,18 @@ def not_executed() -> NotebookNode:
     return notebook
 
 
-def test_outputs_are_fresh(lesson: Lesson):
-    assert is_fresh(lesson), "run `make refresh`"
+def test_outputs_are_fresh():
+    stale = [f"{lesson.path.name} is stale" for lesson in LESSONS if not is_fresh(lesson)]
+    tell(stale, cure="run `make refresh`")
 
 
-def test_outputs_are_complete_and_leak_nothing(lesson: Lesson):
-    assert problems(lesson.notebook, socket.gethostname()) == []
-    assert any(cell.outputs for cell in cells_of(lesson.notebook, "code"))
+def test_outputs_are_complete_and_leak_nothing():
+    found = []
+    for lesson in LESSONS:
+        found += [f"{lesson.path.name}: {one}" for one in problems(lesson.notebook, socket.gethostname())]
+        if not any(cell.outputs for cell in cells_of(lesson.notebook, "code")):
+            found.append(f"{lesson.path.name} shows nothing")
+    tell(found)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from shared.tools.lessons import read_lessons
 from shared.tools.sync import derived_files, differences
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course
+from tests.rules import tell
 
 LAB = "labs/lab_90_small.py"
 NOTEBOOK = "notebooks/90_small.ipynb"
@@ -31,7 +32,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_everything_derived_is_in_sync():
-    assert found_in(ROOT) == {}, "run `make sync`"
+    tell((f"{name} {problem}" for name, problem in found_in(ROOT).items()), cure="run `make sync`")
 
 
 def test_each_lab_has_one_owner():

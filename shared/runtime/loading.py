@@ -10,7 +10,7 @@ def load_file(path: Path, name: str | None = None) -> ModuleType:
     """Import the file ``path`` under ``name``, by default its stem, and return the module.
 
     The module stands in ``sys.modules`` while and after it runs, where dataclasses and pickle look for it.
-    A file that is loaded again is run again.
+    A file that is loaded again is run again. While it runs it can import its neighbours, as a script can.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -25,6 +25,8 @@ def load_file(path: Path, name: str | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -33,4 +35,6 @@ def load_file(path: Path, name: str | None = None) -> ModuleType:
         else:
             sys.modules[name] = before
         raise
+    finally:
+        sys.path.remove(folder)
     return module

@@ -31,6 +31,7 @@ def setup() -> None:
     - ``torchrun`` and ``python`` are those of this kernel's environment, and import this checkout.
     - A command after ``!`` that fails, also inside a pipe, fails its cell and so the notebook.
     - Results that labs record go to a folder of this kernel's own.
+    - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU: plain labs know nothing of that variable.
 
     Raises:
         CourseError: outside of a notebook, or IPython is too old.
@@ -80,6 +81,8 @@ def _set_environment(root: Path) -> None:
         raise CourseError("bash was not found; it is needed to notice a failure inside a pipe")
     os.environ["SHELL"] = bash  # IPython runs `!` lines with it
     os.environ["SHELLOPTS"] = "pipefail"  # bash reads this at start
+    if os.environ.get("RANK_BY_RANK_DEVICE") == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per rank, as torchrun would set, unasked
     if "RANK_BY_RANK_RESULTS" not in os.environ:
         folder = tempfile.mkdtemp(prefix="rank-by-rank-")

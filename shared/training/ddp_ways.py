@@ -3,9 +3,7 @@
 import argparse
 import contextlib
 import copy
-import importlib.util
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +18,7 @@ from torch.profiler import record_function
 
 from shared.comm.paced import Wire
 from shared.runtime.group import Group
+from shared.runtime.loading import load_file
 from shared.runtime.results import ROOT
 
 ALONE = "no communication"
@@ -27,12 +26,8 @@ REAL_ALL_REDUCE = dist.all_reduce  # whatever wire is in place
 
 
 def from_lab(name: str, attribute: str) -> Callable:
-    """A class of a lab, loaded by path: labs are files to run, not a package."""
-    path = ROOT / "labs" / f"lab_09_{name}.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, attribute)
+    """A class or function of a lab of lesson 09, by the lab's last name."""
+    return getattr(load_file(ROOT / "labs" / f"lab_09_{name}.py"), attribute)
 
 
 def wrappers(members: dist.ProcessGroup, cap: float | None, wire: Wire | None) -> dict[str, Callable]:

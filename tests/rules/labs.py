@@ -1,51 +1,124 @@
-"""Rules for labs and exercises."""
+"""Rules for labs and exercises.
+
+A *plain* lab is what a reader would copy: torch, tqdm and the standard library, nothing else. The first lab
+of a lesson that torchrun starts is plain. Other labs of the lesson import it and prove it with ``shared``.
+A plain lab that fails on purpose says so in a line of its docstring, ``Ends with:   exit code 1``.
+"""
 
 import ast
+import re
 import sys
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from shared.tools.lessons import Lesson
 from shared.tools.sync import BEGIN, END
 from tests.helpers import requirement_names
 
 WRONG_ANSWERS_AT_LEAST = 3
 REJECTED = "# rejected: "
+ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
+PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
+# {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
+NOT_YET_PLAIN = {
+    "00": "lab_00_hello",
+    "01": "lab_01_who",
+    "02": "lab_02_five_ways",
+    "03": "lab_03_messages",
+    "04": "lab_04_collectives",
+    "05": "lab_05_ring",
+    "06": "lab_06_by_hand",
+    "07": "lab_07_ddp",
+    "08": "lab_08_ddp",
+    "09": "lab_09_naive",
+    "10": "lab_10_train",
+    "11": "lab_11_rank0",
+    "12": "lab_12_skew",
+    "13": "lab_13_try_except",
+    "15": "lab_15_ddp",
+    "18": "lab_18_by_hand",
+    "19": "lab_19_unit",
+    "23": "lab_23_calls",
+    "24": "lab_24_gradients",
+}
+
+
+def docstring_of(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def docstring_problems(path: Path, notebook: str) -> list[str]:
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    lines = text.splitlines()
+    lines = docstring_of(path).splitlines()
     found = []
     if not lines or lines[0].startswith("Run it:"):
         found.append(f"{path.name} does not say what it is")
-    if not any(line.startswith("Run it:") and line.endswith(f" labs/{path.name}") for line in lines):
+    if not any(line.startswith("Run it:") and f"labs/{path.name}" in line.split() for line in lines):
         found.append(f"{path.name} has no line `Run it: ... labs/{path.name}`")
     if f"Written by:  notebooks/{notebook}" not in lines:
         found.append(f"{path.name} has no line `Written by:  notebooks/{notebook}`")
     return found
 
 
+def command_of(path: Path) -> list[str]:
+    """The words of the command that the docstring's first line ``Run it:`` shows."""
+    for line in docstring_of(path).splitlines():
+        if line.startswith("Run it:"):
+            return line.removeprefix("Run it:").split()
+    return []
+
+
+def exit_code_of(path: Path) -> int:
+    """The exit code that the docstring announces: that of ``Ends with:   exit code 1``, else 0."""
+    match = ENDS_WITH.search(docstring_of(path))
+    return int(match[1]) if match else 0
+
+
 def starts_with_torchrun(path: Path) -> bool:
     """Whether the docstring says so."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return any(line.split()[:3] == ["Run", "it:", "torchrun"] for line in text.splitlines())
+    return command_of(path)[:1] == ["torchrun"]
+
+
+def is_plain(path: Path) -> bool:
+    """Whether torchrun starts it, and it needs nothing but torch, tqdm and the standard library."""
+    return starts_with_torchrun(path) and imports(path) <= PLAIN
 
 
 def runner_problems(path: Path) -> list[str]:
-    """A lab under torchrun enters through ``shared.runtime.run.run``, which ends it cleanly."""
+    """A lab under torchrun enters through ``shared.runtime.run.run``, which ends it cleanly.
+
+    A plain lab need not. Both start under a guard, so that other labs and tests can import them.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imports = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "shared.runtime.run"
-    ]
     guards = [node for node in tree.body if isinstance(node, ast.If)]
     guards = [node for node in guards if ast.unparse(node.test) == "__name__ == '__main__'"]
     calls = [call for guard in guards for call in ast.walk(guard) if isinstance(call, ast.Call)]
-    if any(alias.name == "run" for node in imports for alias in node.names) and any(
-        ast.unparse(call.func) == "run" for call in calls
-    ):
+    if is_plain(path):
+        return [] if calls else [f"{path.name} does not start under a __main__ guard"]
+    doors = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "shared.runtime.run"
+    ]
+    imported = any(alias.name == "run" for node in doors for alias in node.names)
+    called = any(ast.unparse(call.func) == "run" for call in calls)
+    if imported and called:
         return []
     return [f"{path.name} does not call shared.runtime.run.run under its __main__ guard"]
+
+
+def plain_problems(lesson: Lesson, root: Path) -> list[str]:
+    """The first lab that torchrun starts is plain, or is listed as not yet so."""
+    labs = [root / name for name in lesson.labs]
+    under_torchrun = [path for path in labs if starts_with_torchrun(path)]
+    listed = NOT_YET_PLAIN.get(lesson.number)
+    if not under_torchrun:
+        return [f"{listed} is no lab of torchrun: delete it from NOT_YET_PLAIN"] if listed else []
+    first = under_torchrun[0]
+    if is_plain(first) and listed:
+        return [f"{first.name} is plain: delete lesson {lesson.number} from NOT_YET_PLAIN"]
+    if not is_plain(first) and listed != first.stem:
+        more = ", ".join(sorted(imports(first) - PLAIN))
+        return [f"{first.name} is the first lab of its lesson: it is to be plain, but imports {more}"]
+    return []
 
 
 @cache
@@ -57,21 +130,50 @@ def declared_modules() -> set[str]:
     }
 
 
-def import_problems(path: Path) -> list[str]:
-    """A lab imports the standard library, declared dependencies and ``shared``; never another lab.
-
-    One exception: ``lab_10_launch_*.py`` start the ``main`` of ``lab_10_train.py``; that is all they are for.
-    """
-    allowed = {"shared", *sys.stdlib_module_names, *declared_modules()}
-    if path.name.startswith("lab_10_launch_"):
-        allowed.add("lab_10_train")
+def imports(path: Path) -> set[str]:
+    """The top names of all that a file imports; ``.`` for a relative import."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            found.add("." if node.level else node.module.split(".")[0])
+            found.add("." if node.level else (node.module or "").split(".")[0])
         elif isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
-    return [f"{path.name} imports {name}" for name in sorted(found - allowed)]
+    return found
+
+
+def import_problems(path: Path) -> list[str]:
+    """A lab imports the standard library, declared dependencies, ``shared`` and labs of its own lesson.
+
+    The stub of an exercise imports no lab.
+    """
+    allowed = {"shared", *sys.stdlib_module_names, *declared_modules()}
+    own_lesson = path.name[: len("lab_NN_")]
+    return [
+        f"{path.name} imports {name}"
+        for name in sorted(imports(path) - allowed)
+        if not (own_lesson.startswith("lab_") and name.startswith(own_lesson) and name != path.stem)
+    ]
+
+
+def lab_problems(lesson: Lesson, root: Path) -> list[str]:
+    """All that is wrong with the labs of a lesson."""
+    found = [] if lesson.labs else ["there is no lab"]
+    for name in lesson.labs:
+        path = root / name
+        found += docstring_problems(path, lesson.path.name)
+        found += import_problems(path)
+        if starts_with_torchrun(path):
+            found += runner_problems(path)
+    return found + plain_problems(lesson, root)
+
+
+def exercises_problems(lesson: Lesson, root: Path) -> list[str]:
+    """All that is wrong with the exercises of a lesson."""
+    found = [] if lesson.exercises else ["there is no exercise"]
+    for name in lesson.exercises:
+        found += exercise_problems(Path(name).parent.name, root)
+        found += import_problems(root / name)
+    return found
 
 
 def exercise_problems(name: str, root: Path) -> list[str]:

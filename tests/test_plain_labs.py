@@ -1,0 +1,90 @@
+"""A plain lab runs where nothing of ours can be imported: alone in a folder, by the command it shows."""
+
+import sys
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+from shared.tools.lessons import read_lessons
+from shared.tools.outputs import LEAKS
+from tests.helpers import ROOT, Done, command
+from tests.rules.labs import command_of, exit_code_of, is_plain, starts_with_torchrun
+
+PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
+BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
+LAB = '''"""A lab of the tests.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_90_small.py
+"""
+
+import os
+{line}
+
+if __name__ == "__main__":
+    print(f"rank {{os.environ['RANK']}} was here")
+'''
+
+
+def run_alone(lab: Path, folder: Path) -> Done:
+    """Copy ``lab`` into the empty ``folder`` and run it there, where ``shared`` cannot be imported."""
+    blocked = folder / "not_ours"
+    (blocked / "shared").mkdir(parents=True)
+    (blocked / "shared" / "__init__.py").write_text(BLOCKED, encoding="utf-8")
+    alone = folder / "alone"
+    alone.mkdir()
+    copy(lab, alone)
+    _, *arguments = command_of(lab)  # without the word torchrun
+    words = [lab.name if word == f"labs/{lab.name}" else word for word in arguments]
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    variables = {"PYTHONPATH": str(blocked), "CUDA_VISIBLE_DEVICES": ""}
+    return command(*launcher, *words, root=None, cwd=alone, **variables)
+
+
+def problems_of(done: Done, code: int) -> list[str]:
+    found = []
+    if done.returncode != code:
+        found.append(f"exit code {done.returncode}, announced is {code}\n{done.stdout}")
+    if not done.stdout.strip():
+        found.append("it printed nothing")
+    warning = LEAKS["a warning"].search(done.stdout)
+    if warning and code == 0:
+        found.append(f"it printed a warning, {warning[0]}\n{done.stdout}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", PLAIN_LABS, ids=lambda lab: lab.stem)
+def test_a_plain_lab_runs_alone(lab: Path, tmp_path: Path):
+    assert problems_of(run_alone(lab, tmp_path), exit_code_of(lab)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", []),
+        ("from shared.runtime.run import run", ["exit code 1", "shared is not there"]),
+        ("import lab_00_hello", ["exit code 1", "No module named 'lab_00_hello'"]),
+        ("import warnings; warnings.warn('slow')", ["it printed a warning, UserWarning"]),
+        ("print = len", ["it printed nothing"]),
+    ],
+)
+def test_a_lab_that_does_not_stand_alone_is_found(line: str, expected: list[str], tmp_path: Path):
+    lab = tmp_path / "lab_90_small.py"
+    lab.write_text(LAB.format(line=line), encoding="utf-8")
+    found = "\n".join(problems_of(run_alone(lab, tmp_path), 0))
+    assert bool(found) == bool(expected)
+    for text in expected:
+        assert text in found
+
+
+def test_the_exit_code_of_a_lab_that_fails_on_purpose_is_announced(tmp_path: Path):
+    lab = tmp_path / "lab_90_small.py"
+    lab.write_text(LAB.format(line=""), encoding="utf-8")
+    assert starts_with_torchrun(lab)
+    assert exit_code_of(lab) == 0
+    lab.write_text(
+        LAB.format(line="").replace("\n\nRun", "\n\nEnds with:   exit code 1\nRun"), encoding="utf-8"
+    )
+    assert exit_code_of(lab) == 1
