@@ -50,9 +50,11 @@ def python(*parts: str | Path, **options) -> Done:
     return command(sys.executable, *parts, **options)
 
 
-def torchrun_command(script: Path, ranks: int, *arguments: str | Path) -> list[str]:
+def torchrun_command(
+    script: Path, ranks: int, *arguments: str | Path, options: Sequence[str] = ()
+) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*launcher, str(script), *map(str, arguments)]
+    return [*launcher, *options, str(script), *map(str, arguments)]
 
 
 def torchrun(script: Path, *arguments: str | Path, ranks: int = 2, **options) -> Done:

@@ -8,10 +8,15 @@ import pytest
 from tests import faults
 from tests.faults import Fault
 from tests.helpers import ROOT, Done, command, python, torchrun_command
+from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
 FAULTS = [fault for lesson in faults.lessons() for fault in faults.faults_of(lesson)]
 SLIPS = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
+
+
+def name_of(fault: Fault) -> str:
+    return f"{fault.lab}: {fault.told}"
 
 
 def labs_of(lesson: str) -> list[Path]:
@@ -24,20 +29,20 @@ def table_problems(labs: list[str], table: list[Fault], excused: list[str]) -> l
     found = [f"lab_{lab}.py has no planted fault" for lab in labs if lab not in named and lab not in excused]
     found += [f"lab_{lab}.py has a fault: delete it from STILL_WITHOUT" for lab in excused if lab in named]
     found += [f"lab_{lab}.py is in STILL_WITHOUT; there is no such lab" for lab in excused if lab not in labs]
-    for fault in table:
-        for lab in {fault.lab, fault.lab_to_run}:
-            if lab not in labs:
-                found.append(f"there is no lab_{lab}.py to plant a fault in or to run")
     return found
 
 
-def text_problems(fault: Fault, text: str) -> list[str]:
+def place_problems(fault: Fault) -> list[str]:
     """What is wrong with the place of a fault in its lab."""
+    lab = LABS / f"lab_{fault.lab}.py"
+    if not lab.is_file() or not (LABS / f"lab_{fault.lab_to_run}.py").is_file():
+        return [f"there is no lab_{fault.lab}.py to plant a fault in, or no lab_{fault.lab_to_run}.py to run"]
+    text = lab.read_text(encoding="utf-8")
     times = text.count(fault.old) if fault.old else 0
     if times != 1:
-        return [f"lab_{fault.lab}.py: {fault.old!r} occurs {times} times, not once"]
+        return [f"{lab.name}: {fault.old!r} occurs {times} times, not once"]
     if fault.old == fault.new or not fault.told:
-        return [f"lab_{fault.lab}.py: {fault.old!r}: the fault changes nothing, or expects no words"]
+        return [f"{lab.name}: {fault.old!r}: the fault changes nothing, or expects no words"]
     return []
 
 
@@ -46,8 +51,7 @@ def test_each_lab_has_a_planted_fault_and_each_fault_its_place():
     excused = [lab for lesson in faults.lessons() for lab in faults.still_without(lesson)]
     problems = table_problems(labs, FAULTS, excused)
     for fault in FAULTS:
-        if fault.lab in labs:
-            problems += text_problems(fault, (LABS / f"lab_{fault.lab}.py").read_text(encoding="utf-8"))
+        problems += place_problems(fault)
     assert not problems, "\n".join(problems)
 
 
@@ -57,31 +61,58 @@ def planted(fault: Fault, folder: Path) -> Path:
         copy(path, folder)
     target = folder / f"lab_{fault.lab}.py"
     text = target.read_text(encoding="utf-8")
-    assert not text_problems(fault, text)
     target.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
     return folder / f"lab_{fault.lab_to_run}.py"
 
 
-def tried(fault: Fault, folder: Path) -> Done:
-    """How the lab ends that has the fault."""
+def job_of(fault: Fault, folder: Path) -> Job:
+    """The launch of the lab that has the fault, all in folders of its own."""
     labs, own = folder / "labs", folder / "own"
     labs.mkdir()
     own.mkdir()
-    lab = planted(fault, labs)
-    arguments = [argument.replace("FOLDER", str(own)) for argument in fault.arguments]
     environment = {name: value.replace("FOLDER", str(own)) for name, value in fault.environment}
-    environment.setdefault("RANK_BY_RANK_RESULTS", str(folder / "results"))
-    if fault.launch == "python" or not fault.ranks:
-        return python(lab, *arguments, cwd=labs, **environment)
-    options = [option.replace("FOLDER", str(own)) for option in fault.options]
-    launch = torchrun_command(lab, fault.ranks, *arguments)
-    return command(*launch[: -1 - len(arguments)], *options, lab, *arguments, cwd=labs, **environment)
+    return Job(
+        planted(fault, labs),
+        [argument.replace("FOLDER", str(own)) for argument in fault.arguments],
+        ranks=fault.ranks,
+        environment={"RANK_BY_RANK_RESULTS": str(folder / "results"), **environment},
+        folder=labs,
+    )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.lab}: {fault.told}")
-def test_a_planted_fault_is_noticed(fault: Fault, tmp_path: Path):
-    done = tried(fault, tmp_path)
+def launched_cold(fault: Fault, folder: Path) -> Done:
+    job = job_of(fault, folder)
+    if fault.launch == "python":
+        return python(job.script, *job.arguments, cwd=job.folder, **job.environment)
+    options = [option.replace("FOLDER", str(folder / "own")) for option in fault.options]
+    launch = torchrun_command(job.script, job.ranks, *job.arguments, options=options)
+    return command(*launch, cwd=job.folder, **job.environment)
+
+
+def assert_noticed(fault: Fault, done: Done) -> None:
     assert done.returncode != 0, done.stdout
     assert fault.told in done.stdout, done.stdout
     assert not [slip for slip in SLIPS if slip in done.stdout], done.stdout
+
+
+@pytest.fixture(scope="module")
+def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Fault, Done]:
+    """How the labs end whose faults the selected tests name, all in one go."""
+    faults = [fault for fault in selected(request, "warm") if not place_problems(fault)]
+    jobs = [job_of(fault, tmp_path_factory.mktemp(fault.lab)) for fault in faults]
+    return dict(zip(faults, run_jobs(jobs), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("planted faults")
+@pytest.mark.parametrize("warm", [fault for fault in FAULTS if fault.launch == "warm"], ids=name_of)
+def test_a_planted_fault_is_noticed(warm: Fault, ends: dict[Fault, Done]):
+    assert place_problems(warm) == []
+    assert_noticed(warm, ends[warm])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cold", [fault for fault in FAULTS if fault.launch != "warm"], ids=name_of)
+def test_a_planted_fault_is_noticed_by_the_real_launch(cold: Fault, tmp_path: Path):
+    assert place_problems(cold) == []
+    assert_noticed(cold, launched_cold(cold, tmp_path))
