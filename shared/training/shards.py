@@ -1,6 +1,7 @@
 """What a sharded optimizer needs: buckets, clipping, and its state in one piece. Taught in lesson 18."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,13 +20,15 @@ def fill_buckets(
     params: Iterable[torch.Tensor], owner: dict[torch.Tensor, int], cap: float
 ) -> list[list[torch.Tensor]]:
     """Buckets of one owner, dtype and device each, closed when they reach ``cap`` bytes."""
-    buckets, growing = [], {}
+    full: list[list[torch.Tensor]] = []
+    growing: dict[tuple, list[torch.Tensor]] = {}
     for p in params:
         kind = (owner[p], p.dtype, p.device)
-        growing.setdefault(kind, []).append(p)
-        if sum(q.nbytes for q in growing[kind]) >= cap:
-            buckets.append(growing.pop(kind))
-    return buckets + list(growing.values())
+        bucket = growing.setdefault(kind, [])
+        bucket.append(p)
+        if sum(q.nbytes for q in bucket) >= cap:
+            full.append(growing.pop(kind))
+    return full + list(growing.values())
 
 
 @torch.no_grad()
@@ -39,38 +42,46 @@ def send_bucket(bucket: list[torch.Tensor], source: int, group: dist.ProcessGrou
 
 def clip(
     params: list[torch.Tensor], mine: set[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None
-):
+) -> None:
     """As clip_grad_norm_, for gradients of which each rank counts its own, ``mine``. Collective."""
-    here = [p.grad for p in params if p.grad is not None]
-    own = [p.grad for p in params if p.grad is not None and p in mine]
     total = torch.zeros((), dtype=torch.float64, device=params[0].device)
-    for gradient in own:
-        total += gradient.square().sum()
+    for p in params:
+        if p.grad is not None and p in mine:
+            total += p.grad.square().sum()
     dist.all_reduce(total, group=group)
     scale = (max_norm / (total.sqrt() + 1e-6)).clamp(max=1)
-    for gradient in here:
-        gradient *= scale.to(gradient.dtype)
+    for p in params:
+        if p.grad is not None:
+            p.grad *= scale.to(p.grad.dtype)
 
 
 class FullState(torch.optim.Optimizer):
     """An optimizer whose state is spread over ranks, saved and loaded as if it were in one piece.
 
-    ``inner`` is the optimizer of the parameters that this rank owns, ``group`` the process group, and
-    ``param_groups`` holds the parameters of all ranks.
+    Attributes:
+        inner: the optimizer of the parameters that this rank owns.
+        group: the process group; None for all ranks.
+        full: the state of all parameters as of the last step, where it has been consolidated.
+        param_groups: hold the parameters of all ranks.
     """
 
-    inner: torch.optim.Optimizer | None = None
+    inner: torch.optim.Optimizer
     group: dist.ProcessGroup | None = None
-    full: dict | None = None  # the state of all, as of the last step
+    full: dict[int, dict] | None = None
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Bring all of the state to rank ``to``, so that ``state_dict()`` works there. Collective."""
         position = {p: i for i, p in enumerate(params_of(self.param_groups))}
         mine = {position[p]: _to_cpu(state) for p, state in self.inner.state.items()}
-        at_target = dist.get_rank(self.group) == to
-        parts = [None] * dist.get_world_size(self.group) if at_target else None
+        parts: list[Any] | None = None
+        if dist.get_rank(self.group) == to:
+            parts = [None] * dist.get_world_size(self.group)
         dist.gather_object(mine, parts, group=self.group, group_dst=to)
-        self.full = dict(sorted((i, s) for part in parts for i, s in part.items())) if at_target else None
+        if parts is None:
+            self.full = None
+        else:
+            joined = {index: state for part in parts for index, state in part.items()}
+            self.full = dict(sorted(joined.items()))
 
     def state_dict(self) -> dict:
         """What the plain optimizer's would be. It can be loaded on any number of ranks, or by that one.
@@ -83,9 +94,9 @@ class FullState(torch.optim.Optimizer):
                 "no full state here: call consolidate_state_dict() on all ranks after the last step"
             )
         position = {p: i for i, p in enumerate(params_of(self.param_groups))}
-        groups = [
-            without_params(g) | {"params": [position[p] for p in g["params"]]} for g in self.param_groups
-        ]
+        groups = []
+        for group in self.param_groups:
+            groups.append(without_params(group) | {"params": [position[p] for p in group["params"]]})
         return {"state": self.full, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -95,19 +106,20 @@ class FullState(torch.optim.Optimizer):
             ValueError: its groups have other numbers of parameters.
         """
         saved = state_dict["param_groups"]
-        if [len(g["params"]) for g in saved] != [len(g["params"]) for g in self.param_groups]:
+        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
             raise ValueError("the loaded state has parameter groups of other sizes")
         own = {p: i for i, p in enumerate(params_of(self.inner.param_groups))}
-        pairs = zip(params_of(saved), params_of(self.param_groups), strict=True)
-        state = {own[p]: state_dict["state"][n] for n, p in pairs if p in own and n in state_dict["state"]}
-        local = [
-            without_params(option) | {"params": [own[p] for p in g["params"]]}
-            for option, g in zip(saved, self.inner.param_groups, strict=True)
-        ]
-        self.inner.load_state_dict({"state": state, "param_groups": local})
+        state = {}
+        for number, p in zip(params_of(saved), params_of(self.param_groups), strict=True):
+            if p in own and number in state_dict["state"]:
+                state[own[p]] = state_dict["state"][number]
+        groups = []
+        for options, group in zip(saved, self.inner.param_groups, strict=True):
+            groups.append(without_params(options) | {"params": [own[p] for p in group["params"]]})
+        self.inner.load_state_dict({"state": state, "param_groups": groups})
         self.state = self.inner.state
-        for group, option in zip(self.param_groups, saved, strict=True):
-            group.update(without_params(option))
+        for group, options in zip(self.param_groups, saved, strict=True):
+            group.update(without_params(options))
 
 
 def _to_cpu(state: dict) -> dict:

@@ -99,6 +99,19 @@ def by_closure(group: Group) -> float:
     return loss.item()
 
 
+def inside_ddp() -> None:
+    """DDP and stage 2 would both average: that is refused. With stage 1 it is fine."""
+    for stage in (1, 2):
+        net = net_of(0)
+        ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+        optimizer = ShardedOptimizer(matrices(net), torch.optim.SGD, stage, lr=0.1)
+        loss_of(ddp, dist.get_rank(), 0).backward()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            print_on_rank_0(f"refused: {error}")
+
+
 def main() -> None:
     with process_group(timeout_s=20) as group:
         everyone = list(range(group.world_size))
@@ -116,6 +129,7 @@ def main() -> None:
             train(torch.optim.Adam, stage, group, [0, group.world_size - 1])
             print_on_rank_0(f"equal: clipped, and on two ranks {stage}")
         by_closure(group)
+        inside_ddp()
 
 
 if __name__ == "__main__":
