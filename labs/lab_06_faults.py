@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_06_by_hand import average_gradients, broadcast_parameters
 from torch import nn
 
 from shared.runtime.errors import CourseError, ParityError
@@ -56,8 +57,12 @@ def batches(cfg: Config, device: torch.device) -> list[tuple[torch.Tensor, torch
     """The global batches, the same on each rank: images float64 (840, 64), labels (840,)."""
     data = load_images("digits")
     x, y = data.train_x.flatten(1).double().to(device), data.train_y.to(device)
-    orders = [torch.randperm(len(x), generator=torch.Generator().manual_seed(s)) for s in range(cfg.steps)]
-    return [(x[order[: cfg.global_batch]], y[order[: cfg.global_batch]]) for order in orders]
+    found = []
+    for step in range(cfg.steps):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))
+        chosen = order[: cfg.global_batch]
+        found.append((x[chosen], y[chosen]))
+    return found
 
 
 def reference(cfg: Config, learning_rate: float, device: torch.device) -> nn.Module:
@@ -70,22 +75,28 @@ def reference(cfg: Config, learning_rate: float, device: torch.device) -> nn.Mod
     return model
 
 
+def sum_gradients(model: nn.Module) -> None:
+    """``average_gradients`` without its division. Collective."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
 def train(fault: str, cfg: Config, group: Group) -> tuple[nn.Module, list[float], int]:
     """Train with one line wrong. Returns the model, one weight from the start on, images per step."""
     model, optimizer = make(cfg, cfg.seed + group.rank, cfg.learning_rate, group.device)
     if fault != "no broadcast":
-        for tensor in model.state_dict().values():
-            dist.broadcast(tensor, src=0)
-    mine = slice(None) if fault == "no partition" else slice(group.rank, None, group.world_size)
+        broadcast_parameters(model)
+    mine = slice(group.rank, None, group.world_size)
+    if fault == "no partition":
+        mine = slice(None)
     watched = [model.weight[3, 20].item()]
     for x, y in batches(cfg, group.device):
         optimizer.zero_grad()
         F.cross_entropy(model(x[mine]), y[mine]).backward()
-        for parameter in model.parameters():
-            if fault != "no averaging":
-                dist.all_reduce(parameter.grad)
-            if fault not in ("no averaging", "a sum, no mean"):
-                parameter.grad /= group.world_size
+        if fault == "a sum, no mean":
+            sum_gradients(model)
+        elif fault != "no averaging":
+            average_gradients(model)
         optimizer.step()
         watched.append(model.weight[3, 20].item())
     return model, watched, len(x[mine])
@@ -100,48 +111,98 @@ def passes(check: Callable, *args) -> bool:
     return True
 
 
-def own_loops(cfg: Config, group: Group) -> str:
-    """Every rank loops over its own part, as ``for x, y in loader`` does; rank 0 has one image more."""
+def try_fault(fault: str, truth: nn.Module, cfg: Config, group: Group) -> dict:
+    """Train with this fault, report what the two checks say, and return what the notebook draws. Collective.
+
+    Raises:
+        CourseError: the checks, or the number of images per rank, are not what this lab shows.
+    """
+    model, watched, images = train(fault, cfg, group)
+    ranks_equal = passes(assert_same_on_every_rank, fault, parameters(model))
+    equals_truth = passes(assert_all_equal, fault, parameters(model), parameters(truth), cfg.tolerance)
+    on_all_ranks = torch.tensor([equals_truth], dtype=torch.int64, device=group.device)
+    dist.all_reduce(on_all_ranks, op=dist.ReduceOp.MIN)
+    found = (ranks_equal, bool(on_all_ranks.item()))
+    if found != EXPECTED[fault]:
+        raise CourseError(f"{fault}: the checks say {found}, which is not what this lab shows")
+    expected_images = cfg.global_batch if fault == "no partition" else cfg.global_batch // group.world_size
+    if images != expected_images:
+        raise CourseError(f"{fault}: {images} images per rank, expected {expected_images}")
+    words = ["green" if passed else "red" for passed in found]
+    print_on_rank_0(f"{fault:16}{words[0]:14}{words[1]:14}{images}")
+    if fault == "a sum, no mean":
+        faster = reference(cfg, group.world_size * cfg.learning_rate, group.device)
+        assert_all_equal(fault, parameters(model), parameters(faster), cfg.tolerance)
+    return {"images": images, "watched": watched}
+
+
+@dataclass
+class OwnLoop:
+    """How far a rank came: batches averaged, how it ended, and what rank 0 and rank 1 averaged together.
+
+    ``together`` holds ((epoch, batch) on rank 0, (epoch, batch) on rank 1) of each step.
+    """
+
+    batches: int
+    together: list[tuple[tuple[int, int], tuple[int, int]]]
+    end: str
+
+
+def own_loop(cfg: Config, group: Group) -> OwnLoop:
+    """Two epochs, in which each rank loops over its own part, as ``for x, y in loader`` does.
+
+    Rank 0 has one image more, and so one batch more. In place of a gradient each rank averages a note of
+    which batch it is at, so that the result tells what was averaged with what. Collective, until it breaks.
+    """
     images = torch.arange(cfg.per_rank * group.world_size + 1)[group.rank :: group.world_size]
     loader = images.split(cfg.loader_batch)
-    # A group of its own: after a timeout its connections are of no more use.
+    # A group of its own: after a timeout its connections cannot be used any more.
     own = dist.new_group(timeout=timedelta(seconds=cfg.timeout_s), backend="gloo")
-    done, end = 0, "finished"
+    seen = OwnLoop(len(loader), [], "finished")
     try:
-        for _ in loader:
-            dist.all_reduce(torch.ones(1), group=own)  # stands for average_gradients
-            done += 1
+        for epoch in range(2):
+            for batch, _ in enumerate(loader):
+                notes = torch.zeros(group.world_size, 2, dtype=torch.int64)
+                notes[group.rank] = torch.tensor([epoch, batch])
+                dist.all_reduce(notes, group=own)  # stands for average_gradients
+                seen.together.append((tuple(notes[0].tolist()), tuple(notes[1].tolist())))
     except RuntimeError as error:
-        # The others are through. Where one of them has closed its connections, that is what is heard.
+        # The others are through. If one of them has closed its connections, this rank hears of that instead.
         if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
             raise
-        end = "gave up waiting"
-    if (done, end) != (cfg.per_rank // cfg.loader_batch, "finished" if group.rank else "gave up waiting"):
-        raise CourseError(f"{done} steps done, then {end}, which is not what this lab shows")
-    return f"{len(images)} images, {len(loader)} batches: {done} steps done, then {end}"
+        seen.end = "timed out"
+    return seen
+
+
+def check_own_loop(seen: OwnLoop, cfg: Config, group: Group) -> None:
+    """Raises ``CourseError`` unless the extra batch was averaged with the next epoch, without an error."""
+    shorter = cfg.per_rank // cfg.loader_batch
+    longer = shorter + 1
+    together = []
+    for step in range(2 * shorter):
+        together.append((divmod(step, longer), divmod(step, shorter)))
+    end = "finished" if group.rank else "timed out"
+    if seen != OwnLoop(shorter if group.rank else longer, together, end):
+        raise CourseError(f"own loops: {seen}, which is not what this lab shows")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         truth = reference(cfg, cfg.learning_rate, group.device)
-        rows = {}
         print_on_rank_0(f"{'fault':16}{'ranks equal':14}{'one process':14}images per rank")
-        for fault, expected in EXPECTED.items():
-            model, watched, images = train(fault, cfg, group)
-            same = passes(assert_same_on_every_rank, fault, parameters(model))
-            right = passes(assert_all_equal, fault, parameters(model), parameters(truth), cfg.tolerance)
-            on_all = torch.tensor([right], dtype=torch.int64, device=group.device)
-            dist.all_reduce(on_all, op=dist.ReduceOp.MIN)
-            found = (same, bool(on_all.item()))
-            if found != expected:
-                raise CourseError(f"{fault}: the checks say {found}, which is not what this lab shows")
-            words = ["green" if passed else "red" for passed in found]
-            print_on_rank_0(f"{fault:16}{words[0]:14}{words[1]:14}{images}")
-            rows[fault] = {"images": images, "watched": watched}
-            if fault == "a sum, no mean":
-                faster = reference(cfg, group.world_size * cfg.learning_rate, group.device)
-                assert_all_equal(fault, parameters(model), parameters(faster), cfg.tolerance)
-        print_in_rank_order(own_loops(cfg, group))
+        rows = {fault: try_fault(fault, truth, cfg, group) for fault in EXPECTED}
+
+        seen = own_loop(cfg, group)
+        check_own_loop(seen, cfg, group)
+        print_in_rank_order(
+            f"{seen.batches} batches per epoch: {len(seen.together)} steps in two epochs, then {seen.end}"
+        )
+        for on_rank_0, on_rank_1 in seen.together:
+            if on_rank_0 != on_rank_1:
+                print_on_rank_0(
+                    f"rank 0 in epoch {on_rank_0[0]}, batch {on_rank_0[1]}: averaged with "
+                    f"epoch {on_rank_1[0]}, batch {on_rank_1[1]} of rank 1"
+                )
         record_results("lab_06_faults", rows)
 
 

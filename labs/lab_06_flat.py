@@ -6,12 +6,13 @@ Written by:  notebooks/06_data_parallel_by_hand.ipynb
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_06_by_hand import average_gradients, broadcast_parameters
 from torch import nn
 
 from shared.comm.kernel import wire_bytes
@@ -23,8 +24,6 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_equal
-
-Gradients = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,8 @@ class Residual(nn.Module):
         return self.head(x)
 
 
-def average_each(model: nn.Module) -> None:
-    """Average the gradients over the ranks, one all-reduce per parameter. Collective."""
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-
 def average_flat(model: nn.Module) -> None:
-    """Average the gradients over the ranks, one all-reduce for all of them. Collective.
+    """``average_gradients`` with one all-reduce for all gradients. Collective.
 
     The gradients are copied into one flat buffer, which takes as much memory again, and back. All of
     them must have one dtype and one device.
@@ -72,19 +64,24 @@ def average_flat(model: nn.Module) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The gradient that one process computes on the joined batch, flat."""
-    return flattened(torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()]))
-
-
-def flattened(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
     """All numbers in one vector."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-def measure(
-    average: Callable, model: nn.Module, own: Sequence[torch.Tensor], cfg: Config, group: Group
-) -> dict:
+def gradient_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of the mean loss over this batch, in the order of the parameters."""
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient that one process computes on the joined batch, flat."""
+    return flattened(gradient_of(model, x, y))
+
+
+def measure(average: Callable, model: nn.Module, own: list[torch.Tensor], cfg: Config, group: Group) -> dict:
     """Average the gradients ``own`` some times; return calls, bytes and seconds per step, and the result."""
     seconds = []
     dist.barrier()
@@ -104,41 +101,46 @@ def measure(
         sent = (wire_bytes() - before) / cfg.steps
     return {
         "calls": log.count("all_reduce") / cfg.steps,
+        "handed_in": log.bytes("all_reduce") / cfg.steps,
         "sent": sent,
         "seconds": statistics.median(seconds),
-        "averaged": flattened(parameter.grad for parameter in model.parameters()),
+        "averaged": flattened([parameter.grad for parameter in model.parameters()]),
     }
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        data, n = load_images("digits"), group.world_size
+        data = load_images("digits")
         x = data.train_x[: cfg.global_batch].flatten(1).double().to(group.device)
         y = data.train_y[: cfg.global_batch].to(group.device)
-        torch.manual_seed(0)
         model = Residual(cfg.layers).double().to(group.device)
-        for tensor in model.state_dict().values():
-            dist.broadcast(tensor, src=0)
+        broadcast_parameters(model)
         truth = reference(model, x, y)
-        mine = slice(group.rank, None, n)
-        own = torch.autograd.grad(F.cross_entropy(model(x[mine]), y[mine]), [*model.parameters()])
-        whole = sum(gradient.numel() * gradient.element_size() for gradient in own)
-        formula = 2 * (n - 1) / n * whole
-        print_on_rank_0(f"{len(own)} gradients, {whole:,} bytes; a ring sends {formula:,.0f} per rank")
+        mine = slice(group.rank, None, group.world_size)
+        own = gradient_of(model, x[mine], y[mine])
+
+        whole = sum(gradient.nbytes for gradient in own)
+        ring = 2 * (group.world_size - 1) / group.world_size * whole
+        print_on_rank_0(f"{len(own)} gradients, {whole:,} bytes; a ring sends {ring:,.0f} per rank")
         apart = (flattened(own) - truth).abs().max().item()
         print_on_rank_0(f"largest difference to one process: {apart:.4f} as long as nothing is averaged")
 
         rows = {}
-        for average, calls in ((average_each, len(own)), (average_flat, 1)):
+        for average, calls in ((average_gradients, len(own)), (average_flat, 1)):
             row = measure(average, model, own, cfg, group)
-            difference = assert_equal(average.__name__, row.pop("averaged"), truth, cfg.tolerance)
-            print_on_rank_0(f"{average.__name__}: {row['calls']:g} all-reduces, {difference:.0e} afterwards")
-            if row["calls"] != calls:
-                raise CourseError(f"{average.__name__} made {row['calls']:g} calls per step, not {calls}")
-            rows[average.__name__] = row
-        if row["sent"] is not None and abs(row["sent"] - formula) > cfg.wire_slack * formula + 2048:
-            raise CourseError(f"rank {group.rank} sent {row['sent']:,.0f} bytes per step, not {formula:,.0f}")
-        record_results("lab_06_flat", {"rows": rows, "formula": formula, "whole": whole, "tensors": len(own)})
+            name = average.__name__
+            difference = assert_equal(name, row.pop("averaged"), truth, cfg.tolerance)
+            print_on_rank_0(f"{name}: {row['calls']:g} all-reduces, {difference:.0e} afterwards")
+            if (row["calls"], row["handed_in"]) != (calls, whole):
+                raise CourseError(
+                    f"{name}: {row['calls']:g} calls with {row['handed_in']:,.0f} bytes per step, "
+                    f"expected {calls} with {whole:,}"
+                )
+            rows[name] = row
+        sent = rows["average_flat"]["sent"]
+        if sent is not None and abs(sent - ring) > cfg.wire_slack * ring + 2048:
+            raise CourseError(f"rank {group.rank} sent {sent:,.0f} bytes per step, not {ring:,.0f}")
+        record_results("lab_06_flat", {"rows": rows, "ring": ring, "whole": whole, "tensors": len(own)})
 
 
 if __name__ == "__main__":

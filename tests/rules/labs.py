@@ -22,15 +22,12 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN = {
-    "00": "lab_00_hello",
     "01": "lab_01_who",
     "02": "lab_02_five_ways",
     "03": "lab_03_messages",
     "04": "lab_04_collectives",
     "05": "lab_05_ring",
-    "06": "lab_06_by_hand",
     "07": "lab_07_ddp",
-    "08": "lab_08_ddp",
     "09": "lab_09_naive",
     "10": "lab_10_train",
     "11": "lab_11_rank0",

@@ -1,4 +1,4 @@
-# rejected: unequal shares: the gradient of 1.weight is off by
+# rejected: unequal shares, on the rank with 8 images: the gradient of first.weight (torch.float64) is off by
 """The mean of means: right for equal shares only."""
 
 import torch
@@ -6,13 +6,15 @@ import torch.distributed as dist
 from torch import nn
 
 
-def average_uneven(model: nn.Module, images: int) -> None:
-    parameters = list(model.parameters())
+def average_gradients(model: nn.Module, images: int) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+    gradients = [parameter.grad.flatten() for parameter in parameters]
+    flat = torch.cat(gradients)
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad.copy_(part.view_as(parameter))

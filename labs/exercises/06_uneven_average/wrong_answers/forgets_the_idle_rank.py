@@ -1,4 +1,4 @@
-# rejected: wrong: AttributeError: 'NoneType' object has no attribute 'flatten'
+# rejected: a gradient is None on the rank with 0 images: 'NoneType' object has no attribute 'flatten'
 """Takes it for granted that each rank has a gradient."""
 
 import torch
@@ -6,11 +6,12 @@ import torch.distributed as dist
 from torch import nn
 
 
-def average_uneven(model: nn.Module, images: int) -> None:
-    parameters = list(model.parameters())
+def average_gradients(model: nn.Module, images: int) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     count = parameters[0].new_tensor([1.0])
-    flat = torch.cat([count, *(parameter.grad.flatten() for parameter in parameters)]) * images
+    gradients = [parameter.grad.flatten() for parameter in parameters]
+    flat = torch.cat([count, *gradients]) * images
     dist.all_reduce(flat)
-    total, *parts = flat.split([1, *(parameter.numel() for parameter in parameters)])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad.copy_((part / total).view_as(parameter))
+    total, *sums = flat.split([1, *[gradient.numel() for gradient in gradients]])
+    for parameter, summed in zip(parameters, sums, strict=True):
+        parameter.grad.copy_((summed / total).view_as(parameter))

@@ -1,21 +1,23 @@
-# rejected: parameter 1.weight was changed; only its gradient is to be
-"""Averages the parameters as well."""
+# rejected: parameter first.weight was changed, only its gradient should be
+"""Does the optimizer's work as well."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 
-def average_uneven(model: nn.Module, images: int) -> None:
-    parameters = list(model.parameters())
+def average_gradients(model: nn.Module, images: int) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     count = parameters[0].new_tensor([1.0])
-    flat = torch.cat([count, *(parameter.grad.flatten() for parameter in parameters)]) * images
+    gradients = [parameter.grad.flatten() for parameter in parameters]
+    flat = torch.cat([count, *gradients]) * images
     dist.all_reduce(flat)
-    total, *parts = flat.split([1, *(parameter.numel() for parameter in parameters)])
+    total, *sums = flat.split([1, *[gradient.numel() for gradient in gradients]])
+    for parameter, summed in zip(parameters, sums, strict=True):
+        parameter.grad.copy_((summed / total).view_as(parameter))
     with torch.no_grad():
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad.copy_((part / total).view_as(parameter))
+        for parameter in parameters:
             parameter -= 0.1 * parameter.grad

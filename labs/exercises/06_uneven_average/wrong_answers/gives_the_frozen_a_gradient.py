@@ -1,0 +1,20 @@
+# rejected: frozen.weight is frozen (requires_grad=False), but it got a gradient
+"""Fills in zeros wherever a gradient is None, also for parameters that do not learn."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def average_gradients(model: nn.Module, images: int) -> None:
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    count = parameters[0].new_tensor([1.0])
+    gradients = [parameter.grad.flatten() for parameter in parameters]
+    flat = torch.cat([count, *gradients]) * images
+    dist.all_reduce(flat)
+    total, *sums = flat.split([1, *[gradient.numel() for gradient in gradients]])
+    for parameter, summed in zip(parameters, sums, strict=True):
+        parameter.grad.copy_((summed / total).view_as(parameter))
