@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 import torchvision
 
-from shared.runtime.errors import CourseError
-
 
 def release(version: str) -> tuple[int, int]:
     """(major, minor) of a version such as 2.15.0+cpu."""
@@ -33,17 +31,15 @@ def main() -> None:
     }
     for what, fit in checks.items():
         print(f"{'ok     ' if fit else 'MISSING'} {what}")
+
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    forced = os.environ.get("RANK_BY_RANK_DEVICE") == "cpu"
-    choice = "nccl" if gpus > 1 and not forced else "gloo on the CPU"
-    print(f"        {gpus} GPU(s): labs with 2 ranks use {choice}")
+    forced_to_cpu = os.environ.get("RANK_BY_RANK_DEVICE") == "cpu"
+    backend = "nccl" if gpus > 1 and not forced_to_cpu else "gloo on the CPU"
+    print(f"        {gpus} GPU(s): labs with 2 ranks use {backend}")
     if not all(checks.values()):
-        raise CourseError("this machine is not fit yet; the README's section Troubleshooting helps")
+        sys.exit("This machine is not fit yet; the README's section Troubleshooting helps.")
     print("This machine is fit.")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except CourseError as error:
-        sys.exit(str(error))
+    main()

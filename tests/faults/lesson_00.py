@@ -2,10 +2,20 @@
 
 from tests.faults import Fault
 
-FAULTS: list[Fault] = []
-
-STILL_WITHOUT = [
-    "00_fails",
-    "00_hello",
-    "00_machine",
+FAULTS: list[Fault] = [
+    Fault("00_machine", '"torchrun") is not', '"torchrun-of-old") is not', "not fit yet", ranks=0),
+    Fault(
+        "00_hello",
+        "items[rank::world_size]",
+        "items.chunk(world_size)[0]",
+        "the sum over all ranks is",
+    ),
+    Fault("00_hello", "dist.all_reduce(total)", "dist.broadcast(total, src=0)", "the sum over all ranks is"),
+    Fault("00_hello", "items[rank::world_size]", "items[rank::2]", "but one process finds", "00_digits", 3),
+    Fault("00_digits", "dist.all_reduce(found)", "dist.broadcast(found, src=0)", "but one process finds"),
+    Fault("00_echo", "world_size() // 2:", "world_size():", "no rank failed before it"),
+    Fault("00_echo", "world_size() // 2:", "world_size():", "no rank failed before it", "00_fails"),
+    Fault("00_fails", "run(main)", "main()", "Connection closed by peer", launch="torchrun"),
 ]
+
+STILL_WITHOUT: list[str] = []

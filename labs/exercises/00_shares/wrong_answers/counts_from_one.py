@@ -1,4 +1,4 @@
-# rejected: of 1797 items, number 1797 was taken, but there is no such item
+# rejected: of 1797 items with world size 3, number 1797 was taken, but there is no such item
 """Items are numbered from 1 here."""
 
 

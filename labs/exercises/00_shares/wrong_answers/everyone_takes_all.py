@@ -1,4 +1,4 @@
-# rejected: of 1797 items, number 0 is taken more than once
+# rejected: of 1797 items with world size 3, number 0 is taken more than once
 """Every rank does the whole work."""
 
 

@@ -1,4 +1,4 @@
-# rejected: share_of returned range, expected a list
+# rejected: share_of returned a range, expected a list
 """The right numbers, but not as a list."""
 
 

@@ -1,0 +1,20 @@
+"""One rank fails, and the others wait for it: a plain script, to see all that is printed then.
+
+Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_00_echo.py
+Written by:  notebooks/00_start_here.ipynb
+"""
+
+import torch.distributed as dist
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    dist.barrier()  # all ranks are there
+    if dist.get_rank() == dist.get_world_size() // 2:
+        raise RuntimeError("this rank was told to fail")
+    dist.barrier()  # the others wait here for the rank that fails
+    raise AssertionError("a rank came through the barrier, so no rank failed before it")
+
+
+if __name__ == "__main__":
+    main()
