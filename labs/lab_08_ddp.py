@@ -1,11 +1,11 @@
-"""DistributedDataParallel equals a single process after every step, in gradients and parameters.
+"""DistributedDataParallel (DDP) as a script uses it: set up, wrap a model, train, clean up.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_ddp.py
 Written by:  notebooks/08_ddp.ipynb
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import gc
+import os
 
 import torch
 import torch.distributed as dist
@@ -13,71 +13,33 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.runtime.group import Group, pick_device, read_environment
-from shared.runtime.report import print_in_rank_order, print_on_rank_0
-from shared.runtime.results import record_results
-from shared.runtime.run import run
-from shared.training.data import load_images
-from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
 
-
-@dataclass(frozen=True)
-class Config:
-    seed: int = 7
-    steps: int = 6
-    global_batch: int = 840  # divides by every world size up to 8
-    learning_rate: float = 0.5
-    tolerance: float = 1e-12  # float64
-
-
-class TiedNet(nn.Module):
-    """A classifier of digits with a weight used twice and a layer that does not learn.
-
-    Input (batch, 1, 8, 8), output (batch, 10) scores.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(64, 32).requires_grad_(False)
-        self.first = nn.Linear(32, 32)
-        self.second = nn.Linear(32, 32)
-        self.second.weight = self.first.weight  # tied
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.frozen(x.flatten(1))
-        x = torch.tanh(self.first(x))
-        x = torch.tanh(self.second(x))
-        return self.head(x)
-
-
-def setup() -> Group:
-    """Join the process group, as every DDP script does before anything else."""
-    rank, local_rank, world_size = read_environment()
-    device = pick_device(local_rank)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl":
+def setup() -> torch.device:
+    """Join the process group that torchrun describes; return this rank's device."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here:
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    dist.init_process_group(backend)
-    return Group(rank, local_rank, world_size, device, backend)
+        dist.init_process_group("nccl", device_id=device)
+        return device
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
 
 
 def cleanup() -> None:
-    """Wait for everyone, then leave."""
+    """Wait for everyone, then leave the group."""
     dist.barrier()
     dist.destroy_process_group()
 
 
-def batches(cfg: Config, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The global batches, the same on each rank: images float64 (840, 1, 8, 8), labels (840,)."""
-    data = load_images("digits")
-    for step in range(cfg.steps):
-        chosen = torch.arange(step * cfg.global_batch, (step + 1) * cfg.global_batch) % len(data.train_x)
-        yield data.train_x[chosen].double().to(device), data.train_y[chosen].to(device)
+def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """The model, whose parameters and buffers become rank 0's, and whose gradients are averaged."""
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Forward, backward, update. The same lines for one process and for DDP; returns the mean loss."""
+    """Forward, backward, update: the same lines for one process and for DDP. Returns the mean loss."""
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()  # DDP averages the gradients of all ranks in here
@@ -85,43 +47,45 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
     return loss.item()
 
 
-def reference(cfg: Config, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """What a single process starts from: the model that rank 0's seed gives."""
-    torch.manual_seed(cfg.seed)
-    model = TiedNet().double().to(device)
-    return model, torch.optim.SGD(model.parameters(), cfg.learning_rate, momentum=0.9)
+def sums_of_all_ranks(model: nn.Module) -> list[float]:
+    """The sum of the parameters, of each rank. Collective."""
+    sums = [0.0] * dist.get_world_size()
+    dist.all_gather_object(sums, sum(p.sum().item() for p in model.parameters()))
+    return sums
 
 
-def main(cfg: Config) -> None:
-    group = setup()
-    alone, alone_optimizer = reference(cfg, group.device)
+def main() -> None:
+    device = setup()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(cfg.seed + group.rank)  # a different model on each rank, on purpose
-    model = TiedNet().double().to(group.device)
-    before = sum(p.sum().item() for p in model.parameters())
-    ddp = DistributedDataParallel(model, device_ids=[group.local_rank] if group.backend == "nccl" else None)
-    after = sum(p.sum().item() for p in model.parameters())
-    print_in_rank_order(f"sum of parameters: {before:8.4f} before DDP(model), {after:8.4f} after")
-    assert_same_on_every_rank("after construction", parameters(ddp))
-    assert_all_equal("after construction", parameters(ddp), parameters(alone), 0.0)
+    torch.manual_seed(rank)  # a different model on each rank, on purpose
+    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2)).to(device)
+    before = sums_of_all_ranks(model)
+    ddp = wrap(model, device)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    start = sums_of_all_ranks(ddp)
 
-    optimizer = torch.optim.SGD(ddp.parameters(), cfg.learning_rate, momentum=0.9)
-    rows = []
-    for step, (x, y) in enumerate(batches(cfg, group.device)):
-        mine = slice(group.rank, None, group.world_size)
-        loss = train_step(ddp, optimizer, x[mine], y[mine])
-        alone_loss = train_step(alone, alone_optimizer, x, y)
-        gradient = assert_all_equal("gradient", gradients(ddp), gradients(alone), cfg.tolerance)
-        parameter = assert_all_equal("parameter", parameters(ddp), parameters(alone), cfg.tolerance)
-        assert_same_on_every_rank(f"step {step}", parameters(ddp))
-        rows.append({"loss": loss, "alone": alone_loss})
-        print_on_rank_0(
-            f"step {step}: loss of one process {alone_loss:.4f}, "
-            f"largest difference in gradients {gradient:.0e}, in parameters {parameter:.0e}"
-        )
-    record_results("lab_08_ddp", {"steps": rows})
+    same_everywhere = torch.Generator().manual_seed(0)
+    for step in range(200):
+        points = torch.randn(48, 2, generator=same_everywhere)  # the global batch
+        inside = (points.norm(dim=1) < 1).long()  # the class: does a point lie in the unit circle?
+        mine = slice(rank, None, world_size)  # DDP does not divide the data, each rank takes its part
+        loss = train_step(ddp, optimizer, points[mine].to(device), inside[mine].to(device))
+        if rank == 0 and step % 50 == 49:
+            print(f"step {step + 1}: loss of rank 0's part {loss:.3f}")
+    end = sums_of_all_ranks(ddp)
+    if rank == 0:
+        for r in range(world_size):
+            print(
+                f"rank {r}: parameters sum to {before[r]:.3f}, wrapped {start[r]:.3f}, trained {end[r]:.3f}"
+            )
+    assert start == [before[0]] * world_size, "DDP's constructor sends rank 0's parameters to all"
+    assert end == [end[0]] * world_size, "equal gradients keep equal parameters equal"
     cleanup()
 
 
 if __name__ == "__main__":
-    run(main, Config())
+    main()
+    # Without this line some runs abort at the very end, with exit code -6. It frees what main() has left
+    # behind, and with it gloo's threads, while the interpreter still runs.
+    gc.collect()

@@ -33,11 +33,12 @@ class Config:
     wire_slack: float = 0.02  # gloo's own headers, as a fraction, beside 2 KiB per step
 
 
-def train(ddp: nn.Module, data: Images, cfg: Config, group: Group) -> list[float]:
-    """Train on this rank's part of each batch; return the losses of those parts."""
+def train(ddp: nn.Module, data: Images, cfg: Config, group: Group) -> tuple[list[float], int]:
+    """Train on this rank's part of each batch; return the losses of those parts, and how many images."""
     train_x, train_y = data.train_x.to(group.device), data.train_y.to(group.device)
     optimizer = torch.optim.Adam(ddp.parameters(), cfg.learning_rate)
     losses = []
+    images = 0
     for epoch in progress(range(cfg.epochs), "epochs"):
         order = torch.randperm(len(train_x), generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(cfg.global_batch)[:-1]:  # the last batch is smaller and left out
@@ -47,17 +48,20 @@ def train(ddp: nn.Module, data: Images, cfg: Config, group: Group) -> list[float
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    return losses
+            images += len(mine)
+    return losses, images
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Images, group: Group) -> tuple[int, int]:
     """Return (images recognised, images seen) over all ranks; each test image is on exactly one rank."""
+    model.eval()  # a habit: this net has neither dropout nor batch norm, but most have
     mine = slice(group.rank, None, group.world_size)
     labels = data.test_y[mine].to(group.device)
     right = model(data.test_x[mine].to(group.device)).argmax(1) == labels
-    counts = torch.stack([right.sum(), torch.tensor(len(right), device=group.device)])
+    counts = torch.tensor([right.sum().item(), len(right)], device=group.device)
     dist.all_reduce(counts)
+    model.train()
     return counts[0].item(), counts[1].item()
 
 
@@ -70,9 +74,14 @@ def main(cfg: Config) -> None:
 
         dist.barrier()
         before = wire_bytes()
-        losses = train(ddp, data, cfg, group)
+        losses, images = train(ddp, data, cfg, group)
         dist.barrier()
         after = wire_bytes()
+        all_images = torch.tensor(images, device=group.device)
+        dist.all_reduce(all_images)
+        expected = len(losses) * cfg.global_batch
+        if all_images.item() != expected:
+            raise CourseError(f"the ranks trained on {all_images.item()} images in all, not on {expected}")
         assert_same_on_every_rank("after training", parameters(ddp))
 
         recognised, seen = evaluate(model, data, group)

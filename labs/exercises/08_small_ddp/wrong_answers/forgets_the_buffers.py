@@ -1,4 +1,4 @@
-# rejected: buffer 2.running_mean on rank 1 is not rank 0's
+# rejected: buffer in_float32 (torch.float32) on rank 1 is not rank 0's, it is still this rank's own
 """Sends the parameters only."""
 
 import torch

@@ -1,4 +1,4 @@
-# rejected: parameter 0.weight on rank 0 is not rank 0's
+# rejected: parameter first.weight (torch.float64) on rank 0 is not rank 0's, nor this
 """All ranks agree, but on the mean."""
 
 import torch

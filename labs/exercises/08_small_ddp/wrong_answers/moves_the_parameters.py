@@ -1,4 +1,4 @@
-# rejected: parameter 0.weight has a new storage
+# rejected: parameter first.weight has a new storage
 """Lets parameters point into the message."""
 
 import torch
@@ -7,8 +7,10 @@ from torch import nn
 
 
 def start_equal(module: nn.Module) -> None:
-    for dtype in (torch.float64, torch.int64):
-        same = [t for t in (*module.parameters(), *module.buffers()) if t.dtype == dtype]
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
         flat = torch.cat([tensor.detach().flatten() for tensor in same])
         dist.broadcast(flat, src=0)
         for tensor, part in zip(same, flat.split([t.numel() for t in same]), strict=True):

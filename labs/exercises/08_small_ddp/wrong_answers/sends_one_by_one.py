@@ -1,4 +1,4 @@
-# rejected: the values are right, but took 8 broadcasts and 0 others
+# rejected: took 17 broadcasts and 0 other operations
 """A message for each tensor."""
 
 import torch
