@@ -1,4 +1,4 @@
-"""Stubs are not started, solutions are accepted, and each typical wrong answer is told what is wrong."""
+"""Stubs are not started, solutions and other right answers are accepted, and each typical wrong answer is told what is wrong."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from shared.tools.sync import stub_of
 from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done, torchrun
-from tests.rules.labs import REJECTED
+from tests.rules.labs import ACCEPTED, REJECTED
 from tests.warm import Job, run_job, run_jobs, selected
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exercises")]
@@ -53,6 +53,11 @@ WRONG = [
     for exercise in EXERCISES
     for answer in sorted((EXERCISE_FOLDER / exercise / "wrong_answers").glob("*.py"))
 ]
+RIGHT = [
+    Trial(exercise, answer, 3)
+    for exercise in EXERCISES
+    for answer in sorted((EXERCISE_FOLDER / exercise / "right_answers").glob("*.py"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +93,14 @@ def test_a_wrong_answer_is_rejected_for_its_reason(trial: Trial, verdicts: dict[
     done = verdicts[trial]
     assert done.returncode == 1, done.stdout
     assert reason in done.stdout
+
+
+@pytest.mark.parametrize("trial", RIGHT, ids=str)
+def test_a_right_answer_may_look_unusual(trial: Trial, verdicts: dict[Trial, Done]):
+    assert trial.answer.read_text(encoding="utf-8").startswith(ACCEPTED)
+    done = verdicts[trial]
+    assert done.returncode == 0, done.stdout
+    assert announced(trial.exercise, "right: ") in done.stdout
 
 
 def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):

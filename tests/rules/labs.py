@@ -18,6 +18,7 @@ from tests.helpers import requirement_names
 
 WRONG_ANSWERS_AT_LEAST = 3
 REJECTED = "# rejected: "
+ACCEPTED = "# accepted: "
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
