@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 OLDEST := .venv-oldest-kernel
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help lab test run check sync refresh format bench browser clean
 .DEFAULT_GOAL := help
@@ -37,10 +38,10 @@ lab: $(DONE)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
 test: $(DONE) $(OLDEST)/.installed
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations=10
 
 check: $(DONE)
-	@$(BIN)/python -m pytest -q tests -m "not slow"
+	@$(BIN)/python -m pytest -q tests -m "not slow" $(SIDE_BY_SIDE)
 
 run: $(DONE)
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))

@@ -105,6 +105,8 @@ class WarmLaunch:
             for _ in range(ZYGOTES)
         ]
         self.started = 0
+        for index in range(ZYGOTES):
+            self.reports(index)  # the first one says that it has imported torch
 
     def close(self) -> None:
         for zygote in self.zygotes:
@@ -194,10 +196,9 @@ class WarmLaunch:
             return
         if not one.code:
             one.code = TIMED_OUT
+            ranks = ", ".join(f"rank {name}" for name in sorted(one.alive))
             with one.output.open("a", encoding="utf-8") as file:
-                file.write(
-                    f"ended after {one.job.limit_s:.0f} s: ranks {sorted(one.alive)} were still at work\n"
-                )
+                file.write(f"ended after {one.job.limit_s:.0f} s: still at work: {ranks}\n")
         self.signal(one, one.next_signal)
         one.next_signal = signal.SIGKILL
         one.signal_at = time.monotonic() + GRACE_S
@@ -228,6 +229,7 @@ def environment_of(one: Running, rank: str, port: int) -> dict[str, str]:
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
         TORCHELASTIC_RUN_ID="warm",
+        TORCHELASTIC_SIGNALS_TO_HANDLE="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         TORCHELASTIC_ERROR_FILE=str(one.output.with_suffix(f".{rank}.json")),
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCH_NCCL_ASYNC_ERROR_HANDLING="1",

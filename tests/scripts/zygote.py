@@ -79,7 +79,8 @@ class Zygote:
 
     def fork(self, job: int, name: str, poll: select.poll) -> int:
         threads = len(list(Path("/proc/self/task").iterdir()))
-        assert threads == 1, f"a zygote of {threads} threads must not fork"
+        if threads > 1:
+            raise RuntimeError(f"a process of {threads} threads must not fork")
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -188,6 +189,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # the collector of a rank need not look at all of torch
     atexit.register(gc.unfreeze)  # at the end it must, or nanobind reports leaks
+    report(ready=True)
     become(Zygote().serve_forever())
 
 
