@@ -1,4 +1,4 @@
-"""Stubs are not started, solutions and other right answers are accepted, and each typical wrong answer is told what is wrong."""
+"""Stubs are not started, right answers are accepted, and each typical wrong one is told what is wrong."""
 
 from dataclasses import dataclass
 from pathlib import Path
