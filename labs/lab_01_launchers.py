@@ -25,9 +25,16 @@ from shared.runtime.run import run
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
 OF_TORCHRUN = (
-    *("LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "LOCAL_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
 )
+FAILED = 3  # exit code of the process that fails on purpose
 
 
 def reference(world_size: int) -> int:
@@ -45,22 +52,37 @@ def spmd_main(launcher: str, told: list[str]) -> None:
     with process_group(report=False) as group:
         total = torch.tensor(group.rank, device=group.device)
         dist.all_reduce(total)
-        assert total.item() == reference(group.world_size)
-        assert os.environ["RANK"] == str(dist.get_rank())
+        if total.item() != reference(group.world_size):
+            raise CourseError(f"the ranks of {launcher} add up to {total}")
+        if int(os.environ["RANK"]) != dist.get_rank():
+            raise CourseError(f"RANK is {os.environ['RANK']}, the group says {dist.get_rank()}")
         print_in_rank_order(f"of {group.world_size}, local rank {group.local_rank}: started by {launcher}")
-        who = {"rank": group.rank, "local_rank": group.local_rank, "world_size": group.world_size}
-        record_results(f"lab_01_{launcher}", who | {"told": told, "arguments": sys.argv[1:]})
+        record_results(
+            f"lab_01_{launcher}",
+            {
+                "rank": group.rank,
+                "local_rank": group.local_rank,
+                "world_size": group.world_size,
+                "told": told,
+                "arguments": sys.argv[1:],
+            },
+        )
 
 
 def entry(index: int, launcher: str, world_size: int, port: int) -> None:
     """Where a process of mp.spawn or Process begins. On one node its index is its local rank and its rank."""
     told = variables()
-    ours = dict(zip(NEEDED, (str(index), str(world_size), "127.0.0.1", str(port)), strict=True))
-    os.environ.update(ours, LOCAL_RANK=str(index), LOCAL_WORLD_SIZE=str(world_size))
+    os.environ["RANK"] = str(index)
+    os.environ["LOCAL_RANK"] = str(index)
+    os.environ["WORLD_SIZE"] = str(world_size)
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(port)
     run(spmd_main, launcher, told)
 
 
 def by_spawn(world_size: int) -> None:
+    """Start the ranks by mp.spawn; then look at what it does when a process fails."""
     failing = mp.spawn(leave, nprocs=2, join=False)
     mp.spawn(entry, args=("mp.spawn", world_size, free_port()), nprocs=world_size, join=True)
     logging.getLogger(mp.spawn.__module__).setLevel(logging.ERROR)  # it would tell a process id
@@ -68,29 +90,34 @@ def by_spawn(world_size: int) -> None:
         while not failing.join():
             pass  # it returns each time that a process has ended
     except mp.ProcessExitedException as error:
-        assert (error.error_index, error.exit_code) == (1, 3)
-        print(
-            f"a process left with exit code {error.exit_code}: mp.spawn ended the other and raised an error"
-        )
+        if (error.error_index, error.exit_code) != (1, FAILED):
+            raise CourseError(f"mp.spawn tells of process {error.error_index}: {error}") from None
+        code = error.exit_code
+        print(f"a process left with exit code {code}: mp.spawn ended the other and raised an error")
     else:
         raise CourseError("mp.spawn was to notice that a process failed")
 
 
 def by_process(world_size: int) -> None:
-    context, port = mp.get_context("spawn"), free_port()
+    """Start the ranks by Process; then look at what it does when a process fails."""
+    context = mp.get_context("spawn")
+    port = free_port()
     failing = context.Process(target=leave, args=(1,))
-    processes = [
-        context.Process(target=entry, args=(rank, "Process", world_size, port)) for rank in range(world_size)
-    ]
-    for process in [*processes, failing]:
+    failing.start()
+    processes = []
+    for rank in range(world_size):
+        process = context.Process(target=entry, args=(rank, "Process", world_size, port))
         process.start()
+        processes.append(process)
     for process in processes:
         process.join()
-    if any(process.exitcode for process in processes):  # join does not look at it
-        raise CourseError(f"exit codes {[process.exitcode for process in processes]}")
+    codes = [process.exitcode for process in processes]
+    if any(codes):  # join does not look at them
+        raise CourseError(f"the ranks of Process left with exit codes {codes}")
 
     failing.join()
-    assert failing.exitcode == 3
+    if failing.exitcode != FAILED:
+        raise CourseError(f"the failing process left with exit code {failing.exitcode}, not {FAILED}")
     print(f"a process left with exit code {failing.exitcode}: join() raised nothing")
 
 
@@ -106,7 +133,7 @@ def leave(index: int) -> None:
     """Process 0 would stay for ten minutes, process 1 fails."""
     if index == 0:
         time.sleep(600)
-    sys.exit(3)
+    sys.exit(FAILED)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ import os
 
 from torch.distributed.run import get_args_parser
 
+from shared.runtime.errors import CourseError
+from shared.runtime.run import run
+
 MEANING = {
     "--nnodes": "number of nodes, or MIN:MAX (lesson 13)",
     "--nproc-per-node": "processes on this node: a number, or gpu, cpu, auto",
@@ -29,23 +32,41 @@ MEANING = {
 }
 
 
+def shown(default: object) -> str:
+    """The default of an option, as the table shows it."""
+    if default is None or default == "":
+        return "-"
+    if default is False:
+        return "off"
+    return str(default)
+
+
+def processes_per_node(*arguments: str) -> str:
+    """What torchrun would take for --nproc-per-node, given these arguments and the environment as it is."""
+    return get_args_parser().parse_args([*arguments, "train.py"]).nproc_per_node
+
+
 def main() -> None:
-    for name in [name for name in os.environ if name.startswith("PET_")]:
-        del os.environ[name]  # torchrun takes defaults from these
-    parser = get_args_parser()
-    actions = {spelling: action for action in parser._actions for spelling in action.option_strings}
+    for name in list(os.environ):
+        if name.startswith("PET_"):
+            del os.environ[name]  # torchrun takes defaults from these
+    actions = {}
+    for action in get_args_parser()._actions:
+        for spelling in action.option_strings:
+            actions[spelling] = action
     for option, meaning in MEANING.items():
-        default = actions[option].default  # KeyError: torchrun has no such option any more
-        shown = "-" if default is None or default == "" else "off" if default is False else default
-        print(f"{option:21} {shown!s:10} {meaning}")
-        underscores = "--" + option[2:].replace("-", "_")
-        assert actions[underscores] is actions[option], f"{underscores} is no longer accepted"
+        if option not in actions:
+            raise CourseError(f"torchrun has no option {option} any more")
+        underscores = "--" + option.removeprefix("--").replace("-", "_")
+        if actions.get(underscores) is not actions[option]:
+            raise CourseError(f"torchrun does not accept {underscores} for {option} any more")
+        print(f"{option:21} {shown(actions[option].default):10} {meaning}")
 
     os.environ["PET_NPROC_PER_NODE"] = "4"
-    assert get_args_parser().parse_args(["train.py"]).nproc_per_node == "4"
-    assert get_args_parser().parse_args(["--nproc-per-node=2", "train.py"]).nproc_per_node == "2"
+    if (processes_per_node(), processes_per_node("--nproc-per-node=2")) != ("4", "2"):
+        raise CourseError("PET_NPROC_PER_NODE does not change the default of --nproc-per-node alone")
     print(f"{len(MEANING)} options; underscores are accepted too; PET_NPROC_PER_NODE=4 changes a default")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,96 +1,50 @@
-"""Every rank reports who it is, and every rank checks what all of them say.
+"""Every rank says who it is, and rank 0 prints the answers in rank order.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_01_who.py
 Written by:  notebooks/01_topology.ipynb
 """
 
 import os
-import sys
-import time
-from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
-from shared.runtime.errors import CourseError
-from shared.runtime.group import process_group
-from shared.runtime.report import print_in_rank_order
-from shared.runtime.results import record_results
-from shared.runtime.run import run
-
-VARIABLES = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
-    "PYTHON_EXEC",
-)
+NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
 
 
-@dataclass(frozen=True)
-class Config:
-    record: str = "lab_01_who"  # name under which the reports are recorded
-    devices_per_process: tuple[float, ...] = (0.5, 1, 2)  # devices of a node, as multiples of its processes
+def who_am_i() -> dict[str, int]:
+    """The numbers that torchrun gave this process, under the names of their variables."""
+    return {name: int(os.environ[name]) for name in NUMBERS}
 
 
-def devices_of(local_rank: int, processes: int, devices: int) -> list[int]:
-    """The devices of one process, when a node has ``processes`` processes and ``devices`` devices.
-
-    With at least a device for each process, each takes ``devices // processes`` neighbours. With fewer,
-    neighbouring processes share one. Devices are numbered from 0 on each node.
-    """
-    if devices < processes:
-        return [local_rank * devices // processes]
-    share = devices // processes
-    return list(range(local_rank * share, (local_rank + 1) * share))
+def rank_by_counting(me: dict[str, int], everyone: list[dict[str, int]]) -> int:
+    """My rank as it should be: the number of processes on all nodes before mine, plus my local rank."""
+    before = [other for other in everyone if other["GROUP_RANK"] < me["GROUP_RANK"]]
+    return len(before) + me["LOCAL_RANK"]
 
 
-def reference(mine: dict, reports: list[dict]) -> int:
-    """My rank, found by counting: all processes on nodes before mine, then those before me."""
-    return sum(other["node"] < mine["node"] for other in reports) + mine["local_rank"]
+def main() -> None:
+    me = who_am_i()
+    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= me["LOCAL_WORLD_SIZE"]
+    if use_cuda:
+        torch.cuda.set_device(me["LOCAL_RANK"])
+    dist.init_process_group("nccl" if use_cuda else "gloo")
 
+    everyone: list[dict[str, int]] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, me)  # afterwards each rank holds the answers of all, by rank
+    assert me["RANK"] == dist.get_rank(), f"RANK is {me['RANK']}, the group says {dist.get_rank()}"
+    assert me["RANK"] == rank_by_counting(me, everyone), f"counting does not give rank {me['RANK']}"
+    if dist.get_rank() == 0:
+        for one in everyone:
+            print(
+                f"rank {one['RANK']} of {one['WORLD_SIZE']}: "
+                f"local rank {one['LOCAL_RANK']} of {one['LOCAL_WORLD_SIZE']} "
+                f"on node {one['GROUP_RANK']} of {one['GROUP_WORLD_SIZE']}"
+            )
 
-def check(mine: dict, reports: list[dict]) -> None:
-    """Raise ``CourseError`` unless the reports of all ranks fit together."""
-    here = [other for other in reports if other["node"] == mine["node"]]
-    facts = {
-        "ranks count from 0": [r["rank"] for r in reports] == list(range(mine["world_size"])),
-        "local ranks count from 0": [r["local_rank"] for r in here] == list(range(mine["local_world_size"])),
-        "the rank is what counting gives": mine["rank"] == reference(mine, reports),
-        "each node has reported": {r["node"] for r in reports} == set(range(mine["nodes"])),
-        "each rank is a process of its own": len({(r["node"], r["pid"]) for r in reports}) == len(reports),
-        "the group agrees": (dist.get_rank(), dist.get_world_size()) == (mine["rank"], mine["world_size"]),
-    }
-    if wrong := [fact for fact, holds in facts.items() if not holds]:
-        raise CourseError(f"not true: {'; '.join(wrong)}")
-
-
-def main(cfg: Config) -> None:
-    started = time.perf_counter()
-    with process_group(timeout_s=90):
-        joined = time.perf_counter() - started
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        rank, local_rank, world_size, processes, node = (int(os.environ[name]) for name in names)
-        counts = [max(1, int(processes * factor)) for factor in cfg.devices_per_process]
-        mine = {
-            "rank": rank,
-            "local_rank": local_rank,
-            "world_size": world_size,
-            "local_world_size": processes,
-            "node": node,
-            "nodes": int(os.environ["GROUP_WORLD_SIZE"]),
-            "pid": os.getpid(),
-            "parent": os.getppid(),
-            "join_s": joined,
-            "devices": [devices_of(local_rank, processes, count) for count in counts],
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            "variables": {name: os.environ.get(name) for name in VARIABLES},
-        }
-        reports: list[dict] = [None] * world_size
-        dist.all_gather_object(reports, mine)  # afterwards every rank holds the reports of all, by rank
-        check(mine, reports)
-        print_in_rank_order(f"of {world_size}: local rank {local_rank} of {processes} on node {node}")
-        record_results(cfg.record, mine)
+    dist.barrier()  # no rank leaves while another one still talks to it
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run(main, Config(*sys.argv[1:2]))
+    main()

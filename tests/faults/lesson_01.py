@@ -2,11 +2,51 @@
 
 from tests.faults import Fault
 
-FAULTS: list[Fault] = []
-
-STILL_WITHOUT = [
-    "01_launchers",
-    "01_options",
-    "01_two_nodes",
-    "01_who",
+FAULTS: list[Fault] = [
+    Fault("01_who", 'return len(before) + me["LOCAL_RANK"]', "return len(before)", "counting does not give"),
+    Fault(
+        "01_who",
+        "return {name: int(os.environ[name]) for name in NUMBERS}",
+        "return {name: int(os.environ[name]) * (name != 'LOCAL_RANK') for name in NUMBERS}",
+        "not true: local ranks count from 0; the rank is what counting gives",
+        "01_reports",
+    ),
+    Fault("01_reports", "os.getpid()", "os.getppid()", "not true: each rank is a process of its own"),
+    Fault("01_reports", '"rank": me["RANK"]', '"rank": me["LOCAL_RANK"] + 1', "not true: ranks count from 0"),
+    Fault(
+        "01_two_nodes",
+        "--local-addr=127.0.0.{1 + node}",
+        "--local-addr=127.0.0.{2 - node}",
+        "c10d-ordered: expected the nodes in the order (0, 1)",
+        ranks=0,
+        launch="python",
+        arguments=("c10d-ordered",),
+    ),
+    Fault(
+        "01_launchers",
+        "dist.all_reduce(total)",
+        "dist.broadcast(total, src=0)",
+        "the ranks of torchrun add up to 0",
+    ),
+    Fault(
+        "01_launchers",
+        "sys.exit(FAILED)",
+        "sys.exit(0)",
+        "mp.spawn was to notice that a process failed",
+        ranks=0,
+        launch="python",
+        arguments=("--spawn", "2"),
+    ),
+    Fault(
+        "01_launchers",
+        "sys.exit(FAILED)",
+        "sys.exit(0)",
+        "the failing process left with exit code 0, not 3",
+        ranks=0,
+        launch="python",
+        arguments=("--process", "2"),
+    ),
+    Fault("01_options", '"--max-restarts":', '"--max-restart":', "has no option --max-restart any", ranks=0),
 ]
+
+STILL_WITHOUT: list[str] = []

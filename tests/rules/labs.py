@@ -23,7 +23,6 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN = {
-    "01": "lab_01_who",
     "02": "lab_02_five_ways",
     "03": "lab_03_messages",
     "04": "lab_04_collectives",

@@ -1,6 +1,7 @@
 """Check of exercise 01. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
 import os
+from numbers import Integral
 from types import ModuleType
 
 from shared.runtime.exercises import Wrong, check_exercise
@@ -19,19 +20,28 @@ VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
 
 def by_counting(agents: list[tuple[str, int, int]]) -> list[tuple[int, ...]]:
     """The numbers of all processes, one after another."""
+    world_size = sum(size for _, _, size in agents)
     found = []
     for group_rank, (_, _, size) in enumerate(sorted(agents)):
         for local_rank in range(size):
-            found.append((len(found), local_rank, group_rank, sum(agent[2] for agent in agents)))
+            found.append((len(found), local_rank, group_rank, world_size))
     return found
 
 
 def compare(title: str, agents: list[tuple[str, int, int]], answer: object) -> None:
-    expected = by_counting(agents)
+    """Raise ``Wrong`` unless ``answer`` lists the processes of these agents."""
     if not isinstance(answer, list):
         raise Wrong(f"all_ranks returned a {type(answer).__name__}, expected a list of tuples")
-    if other := [type(one).__name__ for one in answer if not isinstance(one, tuple) or len(one) != 4]:
-        raise Wrong(f"all_ranks returned a list of {other[0]}, expected a list of tuples of four numbers")
+    for index, one in enumerate(answer):
+        if not isinstance(one, tuple):
+            raise Wrong(f"all_ranks returned a list of {type(one).__name__}s, expected a list of tuples")
+        if len(one) != len(FIELDS):
+            raise Wrong(f"{title}: entry {index} holds {len(one)} values, expected {', '.join(FIELDS)}")
+        for name, number in zip(FIELDS, one, strict=True):
+            if isinstance(number, bool) or not isinstance(number, Integral):
+                kind = type(number).__name__
+                raise Wrong(f"{title}: entry {index} has {name} {number!r}, a {kind}; expected an int")
+    expected = by_counting(agents)
     if len(answer) != len(expected):
         raise Wrong(f"{title}: {len(answer)} processes are listed, expected {len(expected)}")
     for index, (one, right) in enumerate(zip(answer, expected, strict=True)):
@@ -47,7 +57,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     alone = answer.all_ranks(list(here))
     compare("this run", here, alone)
     told = tuple(int(os.environ[name]) for name in VARIABLES)
-    if alone[group.rank] != told:
+    if tuple(alone[group.rank]) != told:
         raise Wrong(f"torchrun gave this process {told}, all_ranks gives it {alone[group.rank]}")
     count = sum(agent[2] for agents in CLUSTERS.values() for agent in agents)
     return (

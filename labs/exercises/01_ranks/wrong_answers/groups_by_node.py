@@ -1,4 +1,4 @@
-# rejected: all_ranks returned a list of list, expected a list of tuples
+# rejected: all_ranks returned a list of lists, expected a list of tuples
 """A list for each node instead of one for all."""
 
 

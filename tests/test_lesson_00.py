@@ -1,0 +1,80 @@
+"""Lesson 00: the words of its table exist, and torchrun's Root Cause is the first failure *observed*."""
+
+import importlib.util
+import re
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from shared.tools.lessons import cells_of
+from tests.helpers import LESSON_PATHS
+from tests.processes import wait_until
+
+LESSONS = {path.name[:2]: path for path in LESSON_PATHS}
+ROW = re.compile(r"^\| (?P<here>.+) \| (?P<in_torch>.+) \| (?P<lesson>\d\d) \|$", re.MULTILINE)
+NAME = re.compile(r"`(torch\.[\w.]+)`")
+
+
+def words() -> list[tuple[str, str, str]]:
+    """(our words, what stands under *In PyTorch*, number of a lesson) of each row of the table."""
+    for cell in cells_of(nbformat.read(LESSONS["00"], 4), "markdown"):
+        if cell.source.startswith("## Words"):
+            return ROW.findall(cell.source)
+    return []
+
+
+def exists(name: str) -> bool:
+    """Whether torch has something under this dotted name."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return False
+    return hasattr(found, attribute) or importlib.util.find_spec(name) is not None
+
+
+def test_the_table_of_words_names_what_torch_has():
+    names = [name for _, in_torch, _ in words() for name in NAME.findall(in_torch)]
+    assert len(names) >= 15
+    assert [name for name in names if not exists(name)] == []
+
+
+def test_a_word_that_torch_does_not_have_is_noticed():
+    assert not exists("torch.distributed.all_reduced")
+    assert not exists("torch.distribution.all_reduce")
+
+
+def test_the_lessons_use_the_words_of_the_table():
+    missing = []
+    for here, _, lesson in words():
+        sources = [cell.source for cell in nbformat.read(LESSONS[lesson], 4).cells]
+        text = "\n".join(source for source in sources if not source.startswith("## Words")).lower()
+        for word in re.split(r", | and ", here.replace("`", "").lower()):
+            if word.removesuffix("ed") not in text:
+                missing.append(f"lesson {lesson} does not say {word}")
+    assert missing == []
+
+
+@pytest.mark.parametrize(("pause_s", "named"), [(0.0, 1), (3.0, 0)])
+def test_of_several_failures_in_one_look_the_lowest_rank_is_named(pause_s: float, named: int, tmp_path: Path):
+    """Rank 1 fails, rank 0 a second later. The launcher looks at once, or when both have failed."""
+    failed = tmp_path / "failed"
+    scripts = {
+        0: ("-c", f"while [ ! -e {failed} ]; do sleep 0.1; done; sleep 1; exit 1"),
+        1: ("-c", f"touch {failed}; exit 1"),
+    }
+    processes = start_processes(
+        name="test", entrypoint="/bin/sh", args=scripts, envs={0: {}, 1: {}}, logs_specs=DefaultLogsSpecs()
+    )
+    try:
+        wait_until(failed.exists, "rank 1 has failed")
+        time.sleep(pause_s)
+        result = processes.wait(period=0.01)
+        rank, _ = ChildFailedError("test", result.failures).get_first_failure()
+        assert rank == named
+    finally:
+        processes.close()
