@@ -29,12 +29,18 @@ class Wire:
     Args:
         alpha_s: seconds for each message of a ring.
         bytes_per_s: how fast a rank sends. With the defaults a message takes no time and is only logged.
+
+    ``log`` holds what was sent, and ``waits`` when this rank began to wait for something, in seconds of
+    ``time.perf_counter``. A wait before backward is over means that backward stood still.
     """
 
     def __init__(self, alpha_s: float = 0.0, bytes_per_s: float = float("inf")) -> None:
-        self.alpha_s, self.bytes_per_s = alpha_s, bytes_per_s
+        self.alpha_s = alpha_s
+        self.bytes_per_s = bytes_per_s
         self.log: list[Sending] = []
-        self._queue: Queue | None = None
+        self.waits: list[float] = []
+        self._arriving: Queue[tuple[PacedWork, torch.futures.Future, torch.Tensor]] = Queue()
+        self._deliverer: threading.Thread | None = None
 
     def seconds(self, size: int, ranks: int) -> float:
         """Seconds of an all-reduce of ``size`` bytes: 2 (n - 1) messages of size / n bytes each."""
@@ -53,16 +59,16 @@ class Wire:
         """The same wire for torch's DDP: ``ddp.register_comm_hook(group, wire.comm_hook)``."""
         ranks = dist.get_world_size(group)
         work = paced_all_reduce(self, _all_reduce)(bucket.buffer().div_(ranks), group=group, async_op=True)
-        if self._queue is None:
-            self._queue = Queue()
-            threading.Thread(target=self._deliver, daemon=True).start()
-        future = torch.futures.Future()
-        self._queue.put((work, future, bucket.buffer()))
+        if self._deliverer is None:
+            self._deliverer = threading.Thread(target=self._deliver, daemon=True)
+            self._deliverer.start()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._arriving.put((work, future, bucket.buffer()))
         return future
 
     def _deliver(self) -> None:
         while True:
-            work, future, tensor = self._queue.get()
+            work, future, tensor = self._arriving.get()
             work.wait()
             future.set_result(tensor)
 
@@ -70,10 +76,13 @@ class Wire:
 class PacedWork:
     """What ``all_reduce(..., async_op=True)`` returns: done when the work is, but not before the wire."""
 
-    def __init__(self, work: dist.Work, sending: Sending) -> None:
-        self.work, self.sending = work, sending
+    def __init__(self, work: dist.Work, sending: Sending, waits: list[float]) -> None:
+        self.work = work
+        self.sending = sending
+        self.waits = waits
 
     def wait(self) -> bool:
+        self.waits.append(time.perf_counter())
         self.work.wait()
         while (left := self.sending.end - time.perf_counter()) > 0:
             time.sleep(left)
@@ -88,7 +97,8 @@ def paced_all_reduce(wire: Wire, function):
 
     def wrapper(tensor: torch.Tensor, op=dist.ReduceOp.SUM, group=None, async_op: bool = False):
         work = function(tensor, op, group, async_op=True)
-        paced = PacedWork(work, wire.send(tensor.nbytes, dist.get_world_size(group)))
+        sending = wire.send(tensor.nbytes, dist.get_world_size(group))
+        paced = PacedWork(work, sending, wire.waits)
         if async_op:
             return paced
         paced.wait()

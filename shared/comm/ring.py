@@ -37,7 +37,7 @@ def ring_all_gather(x: torch.Tensor, n: int) -> None:
 
 
 def assert_ring_traffic(sent: list[Call], whole: int, ranks: int) -> None:
-    """Check that ``sent``, the messages of this rank, are what a ring all-reduce of ``whole`` bytes over ``ranks`` ranks sends.
+    """Check that this rank ``sent`` what a ring all-reduce of ``whole`` bytes over ``ranks`` ranks sends.
 
     That is 2 (n - 1) messages to one neighbour, each of a chunk of whole / n bytes, rounded up or down to
     an element by ``tensor_split``. Raises ``TrafficError``, which says what differs.

@@ -5,6 +5,7 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch.distributed import rpc
 
@@ -12,7 +13,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.group import Group
 
 OUR_GROUP_WARNING = "You are using a Backend"  # torch warns of its own code, pytorch/pytorch#149393
-TCP_ONLY = {"_transports": ["uv"], "_channels": ["basic"]}  # nothing through shared memory
+TCP_ONLY: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}  # nothing through shared memory
 
 
 def stay_on_loopback() -> None:

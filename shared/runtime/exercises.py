@@ -42,31 +42,38 @@ def check_exercise(
     parser.add_argument(
         "--answer", type=Path, default=EXERCISES / name / "exercise.py", help="the file to check"
     )
-    run(_examine, name, parser.parse_args().answer, verify, timeout_s or TIMEOUT_S)
+    limit_s = TIMEOUT_S if timeout_s is None else timeout_s
+    run(_examine, name, parser.parse_args().answer, verify, limit_s)
 
 
 def _examine(name: str, path: Path, verify: Callable[[ModuleType, Group], str], timeout_s: float) -> None:
     rank, _, world_size = read_environment()
-    # Verdicts travel through the store: after a failed collective the group itself is of no more use.
+    store = _store_of_verdicts(name, timeout_s)
+
+    def meet(where: str) -> None:
+        store.set(f"{where} {rank}", "yes")
+        store.wait([f"{where} {r}" for r in range(world_size)])
+
+    meet("here")  # ranks start apart; what follows is less patient
+    answer = _load(name, path)
+    store.set(str(rank), _verdict(answer, verify, timeout_s))
+    verdicts = [store.get(str(r)).decode() for r in range(world_size)]
+    if rank == 0:
+        _announce(name.replace("_", " "), verdicts)
+    meet("heard")  # the first to exit ends all others
+    if _kinds(verdicts) not in ({"right"}, {"not started"}):
+        sys.exit(1)
+
+
+def _store_of_verdicts(name: str, timeout_s: float) -> dist.Store:
+    """Where verdicts travel: after a failed collective the group itself is unusable."""
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
         timeout=timedelta(seconds=4 * timeout_s),
     )
-    store = dist.PrefixStore(f"verdicts of exercise {name}", store)
-    store.set(f"here {rank}", "yes")
-    store.wait([f"here {r}" for r in range(world_size)])  # ranks start apart; what follows is less patient
-    answer = _load(name, path)
-    store.set(str(rank), _verdict(answer, verify, timeout_s))
-    verdicts = [store.get(str(r)).decode() for r in range(world_size)]
-    title = name.replace("_", " ")
-    if rank == 0:
-        _announce(title, verdicts)
-    store.set(f"heard {rank}", "yes")
-    store.wait([f"heard {r}" for r in range(world_size)])  # the first to exit ends all others
-    if {verdict.partition(":")[0] for verdict in verdicts} not in ({"right"}, {"not started"}):
-        sys.exit(1)
+    return dist.PrefixStore(f"verdicts of exercise {name}", store)
 
 
 def _load(name: str, path: Path) -> ModuleType:
@@ -79,33 +86,44 @@ def _load(name: str, path: Path) -> ModuleType:
 
 
 def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str], timeout_s: float) -> str:
+    """``right: ...``, ``wrong: ...``, ``stuck: ...`` or ``not started``."""
     praise = None
     try:
         with process_group(timeout_s=timeout_s, report=False) as group:
             praise = verify(answer, group)
         return f"right: {praise}"
-    except NotImplementedError:
-        verdict = "not started"
-    except Wrong as error:
-        verdict = f"wrong: {error}"
     except Exception as error:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        if praise is not None:
-            verdict = f"right: {praise}"  # only the farewell failed: another rank was wrong and left
-        elif "Timed out" in first_line:
-            verdict = f"stuck: it waited {timeout_s:.0f} s for a message that did not come"
-        elif "onnection" in first_line:
-            verdict = "stuck: a rank left while this one waited for it"
+        if praise is None:
+            verdict = _complaint(error, timeout_s)
         else:
-            verdict = f"wrong: {type(error).__name__}: {first_line}"
+            verdict = f"right: {praise}"  # only the farewell failed: another rank was wrong and left
     if dist.is_initialized():
         with contextlib.suppress(Exception):  # closes the connections, so that nobody waits for this rank
             dist.destroy_process_group()
     return verdict
 
 
+def _complaint(error: Exception, timeout_s: float) -> str:
+    """The verdict on an answer that raised ``error``."""
+    if isinstance(error, NotImplementedError):
+        return "not started"
+    if isinstance(error, Wrong):
+        return f"wrong: {error}"
+    text = str(error).strip()
+    first_line = text.splitlines()[0] if text else ""
+    if "Timed out" in first_line:
+        return f"stuck: it waited {timeout_s:.0f} s for a message that did not come"
+    if "onnection" in first_line:
+        return "stuck: a rank left while this one waited for it"
+    return f"wrong: {type(error).__name__}: {first_line}"
+
+
+def _kinds(verdicts: list[str]) -> set[str]:
+    return {verdict.partition(":")[0] for verdict in verdicts}
+
+
 def _announce(title: str, verdicts: list[str]) -> None:
-    kinds = {verdict.partition(":")[0] for verdict in verdicts}
+    kinds = _kinds(verdicts)
     if kinds == {"not started"}:
         print(f"Exercise {title}: not started")
     elif kinds == {"right"}:

@@ -46,9 +46,8 @@ def number_grid(axis: plt.Axes, rows: list[list[int]], title: str, highest: int)
     axis.imshow(rows, cmap="Blues", vmin=0, vmax=1.3 * highest)
     for y, row in enumerate(rows):
         for x, number in enumerate(row):
-            axis.text(
-                x, y, number, ha="center", va="center", color="white" if 2 * number > highest else "black"
-            )
+            color = "white" if 2 * number > highest else "black"
+            axis.text(x, y, str(number), ha="center", va="center", color=color)
     axis.set(xticks=range(len(rows[0])), yticks=range(len(rows)), title=title)
     axis.grid(visible=False)
 

@@ -28,12 +28,14 @@ class Group:
 def read_environment() -> tuple[int, int, int]:
     """Return (rank, local rank, world size) as torchrun set them, or raise ``InputError``."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    if missing := [name for name in names if name not in os.environ]:
+    missing = [name for name in names if name not in os.environ]
+    if missing:
         raise InputError(
             f"{', '.join(missing)} not set. Start a lab with torchrun: "
             "torchrun --standalone --nproc-per-node=2 LAB.py"
         )
-    return tuple(int(os.environ[name]) for name in names)
+    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    return rank, local_rank, world_size
 
 
 def pick_device(local_rank: int) -> torch.device:

@@ -9,6 +9,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import Any
 
 from shared.runtime.errors import CourseError, InputError
 
@@ -93,7 +94,9 @@ def _set_environment(root: Path) -> None:
         os.environ["TMPDIR"] = str(temporary)
 
 
-def _show_in_one_line(shell, kind, error, traceback, tb_offset=None) -> list[str]:
+def _show_in_one_line(
+    shell: Any, kind: type, error: BaseException, traceback: Any, tb_offset: Any = None
+) -> list[str]:
     text = str(error)
     if isinstance(error, CalledProcessError):
         text = f"the command above failed with exit code {error.returncode}; its last lines say why"

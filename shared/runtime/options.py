@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from typing import NoReturn
 
 from shared.runtime.errors import InputError
 
@@ -14,19 +15,21 @@ class Options(argparse.ArgumentParser):
 
     def flag(self, name: str, help: str, default: bool = False) -> None:
         """Add ``--NAME`` and ``--no-NAME``."""
-        help = f"{help} ({'on' if default else 'off'})"
-        self.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=help)
+        state = "on" if default else "off"
+        action = argparse.BooleanOptionalAction
+        self.add_argument(name, action=action, default=default, help=f"{help} ({state})")
 
     def print_help(self, file=None) -> None:
         if os.environ.get("RANK", "0") == "0":
             super().print_help(file)
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; --help lists all options")
 
 
 def positive(text: str) -> int:
     """The ``type`` of an option that counts something: a whole number from 1 on."""
-    if (number := int(text)) < 1:
+    number = int(text)
+    if number < 1:
         raise ValueError
     return number

@@ -4,19 +4,22 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
-from pathlib import Path
+
+import psutil
 
 from shared.runtime.run import die_with_launcher
 
 FORK = get_context("fork")  # a fork has imported torch already
-SILENT, CRASHED = "nothing, it was ended", "nothing, it crashed"
+SILENT = "nothing, it was ended"
+CRASHED = "nothing, it crashed"
+POLL_S = 0.05
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that is dead and not yet reaped does not count. Linux only."""
+    """Whether there is such a process; one that is dead and not yet reaped does not count."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -41,13 +44,18 @@ class Child:
             said = str(function(*args, **kwargs))
         except Exception as error:
             said = f"{type(error).__name__}: {error}".splitlines()[0]
-        self._sender.send((said, time.monotonic() - self._started))
+        seconds = time.monotonic() - self._started
+        self._sender.send((said, seconds))
         os._exit(0)  # the parent's own farewell is not for a child
 
     def _speaks(self, within_s: float) -> bool:
         """Whether it says something. If the machine stands still, that costs one short wait, not all."""
-        waits = max(0, round(within_s / 0.05))
-        return self._receiver.poll(0) or any(self._receiver.poll(0.05) for _ in range(waits))
+        if self._receiver.poll(0):
+            return True
+        for _ in range(round(within_s / POLL_S)):
+            if self._receiver.poll(POLL_S):
+                return True
+        return False
 
     def outcome(self, limit_s: float) -> tuple[str, float]:
         """Return (what it said, after how many seconds). End it if it is silent for ``limit_s``."""

@@ -1,6 +1,7 @@
 """Output of several ranks in rank order. Taught in lesson 00."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.distributed as dist
 from tqdm import tqdm
@@ -11,10 +12,18 @@ def print_in_rank_order(text: str) -> None:
 
     The texts travel to rank 0, which prints them all: prints of separate processes have no order.
     """
-    texts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(text, texts)
-    for rank, line in enumerate(texts or []):
+    for rank, line in enumerate(gather_on_rank_0(text)):
         print(f"[rank {rank}] {line}")
+
+
+def gather_on_rank_0(value: Any) -> list[Any]:
+    """What every rank passed, in rank order; on other ranks than 0 nothing. Collective."""
+    if dist.get_rank() != 0:
+        dist.gather_object(value)
+        return []
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(value, values)
+    return values
 
 
 def print_on_rank_0(text: str) -> None:

@@ -26,17 +26,23 @@ def record_results(lab: str, values: dict) -> None:
     """
     import torch.distributed as dist
 
-    rank, world_size, ranks = 0, 1, [values]
-    if dist.is_initialized():
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        ranks = [None] * world_size if rank == 0 else None
-        dist.gather_object(values, ranks)
-    if rank == 0:
-        folder = results_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-            json.dump({"lab": lab, "world_size": world_size, "ranks": ranks}, file)
-        Path(file.name).replace(folder / f"{lab}.{world_size}.json")
+    from shared.runtime.report import gather_on_rank_0
+
+    if not dist.is_initialized():
+        _write(lab, [values])
+        return
+    ranks = gather_on_rank_0(values)
+    if ranks:
+        _write(lab, ranks)
+
+
+def _write(lab: str, ranks: list[dict]) -> None:
+    """Write what each rank recorded; a reader finds the file whole or not at all."""
+    folder = results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+        json.dump({"lab": lab, "world_size": len(ranks), "ranks": ranks}, file)
+    Path(file.name).replace(folder / f"{lab}.{len(ranks)}.json")
 
 
 def load_results(lab: str, world_size: int) -> list[dict]:

@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import gc
+import io
 import os
 import signal
 import sys
@@ -10,12 +11,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 from shared.runtime.errors import CourseError, InputError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ECHO = ("Connection closed by peer", "Connection reset by peer")  # what gloo says when another rank has left
 ECHO_WAIT_S = 5
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 INPUT_WAIT_S = 20  # rank 0 may still be importing torch
 OUTER_FRAMES = (str(Path(__file__)), str(Path("multiprocessing/errors/__init__.py")))  # of run and record
 
@@ -45,28 +48,41 @@ def run(main: Callable, *args) -> None:
     """
     die_with_launcher()
     # torchrun starts workers with `python -u`: one print is two writes, and lines of two ranks mix.
-    sys.stdout.reconfigure(write_through=False, line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(write_through=False, line_buffering=True)
     try:
         _recorded(_without_echo)(main, *args)
+        _clean_up()
         code = 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
+        code = _code_of(error)
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
     except BaseException as error:
         _complain(error)
         code = 1
-    else:
-        dist = sys.modules.get("torch.distributed")
-        if dist and dist.is_initialized():
-            dist.destroy_process_group()
-        gc.collect()
-        atexit._run_exitfuncs()  # multiprocessing and others clean up there
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _clean_up() -> None:
+    """What the interpreter's own shutdown would do."""
+    dist = sys.modules.get("torch.distributed")
+    if dist and dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+    atexit._run_exitfuncs()  # multiprocessing and others clean up there
+
+
+def _code_of(error: SystemExit) -> int:
+    """The exit code that Python itself would end with; a text is printed."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def _recorded(function: Callable) -> Callable:
@@ -103,9 +119,14 @@ def _complain(error: BaseException) -> None:
     elif isinstance(error, CourseError):
         text = mark + str(error)
     else:
-        frames = error.__traceback__
-        while frames.tb_next and frames.tb_frame.f_code.co_filename.endswith(OUTER_FRAMES):
-            frames = frames.tb_next  # begin with the lab's own lines
+        frames = _own_frames(error.__traceback__)
         lines = "".join(traceback.format_exception(type(error), error, frames)).rstrip().splitlines()
         text = "\n".join(mark + line for line in lines)
     sys.stderr.write(text + "\n")  # one write, so that ranks do not mix
+
+
+def _own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback that begins with the lab's own lines, without those of ``run``."""
+    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename.endswith(OUTER_FRAMES):
+        frames = frames.tb_next
+    return frames

@@ -18,7 +18,10 @@ from shared.tools import run_tool
 from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons, written_files
 from shared.tools.rooms import picture
 
-BEGIN, FOUND, END = "# solution: begin", "# solution: found", "# solution: end"
+BEGIN = "# solution: begin"
+FOUND = "# solution: found"
+END = "# solution: end"
+TODO = "raise NotImplementedError  # your turn: replace this line"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
 ROOMS = re.compile(r"(<!-- rooms: written by `make sync` -->\n).*?(\n<!-- rooms: end -->)", re.DOTALL)
 MAP = "00_start_here.ipynb#Map-of-the-course"
@@ -29,17 +32,24 @@ def stub_of(solution: str) -> str:
 
     A block with a line ``# solution: found`` becomes the comments below that line, as code.
     """
-    lines, begin, found = [], None, False
+    lines: list[str] = []
+    begin = 0  # of the block that we are in: the number of its first line in the stub
+    place = "outside"
     for line in solution.splitlines():
-        if line.strip() == BEGIN:
+        mark = line.strip()
+        if mark == BEGIN:
+            place = "inside"
             begin = len(lines)
-            lines.append(line.replace(BEGIN, "raise NotImplementedError  # your turn: replace this line"))
-        elif line.strip() == FOUND:
-            lines[begin:], found = [], True
-        elif line.strip() == END:
-            begin, found = None, False
-        elif found or begin is None:
-            lines.append(line.replace("# ", "", 1) if found else line)
+            lines.append(line.replace(BEGIN, TODO))
+        elif mark == FOUND:
+            place = "found"
+            del lines[begin:]
+        elif mark == END:
+            place = "outside"
+        elif place == "outside":
+            lines.append(line)
+        elif place == "found":
+            lines.append(line.replace("# ", "", 1))
     return "\n".join(lines) + "\n"
 
 
@@ -134,20 +144,30 @@ def _between(marks: re.Pattern[str], new: str, text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write what is derived from the notebooks.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something differs")
-    check = parser.parse_args().check
-    found = differences()
-    wanted = derived_files()
-    pictures = derived_pictures()
-    failed = check and bool(found)
-    for path, problem in found.items():
-        name = path.relative_to(ROOT).as_posix()
-        if not check and (path in pictures or wanted[path] is not None):
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(pictures[path] if path in pictures else wanted[path].encode())
-            print(f"wrote {name}")
-        else:
+    if parser.parse_args().check:
+        found = differences()
+        for path, problem in found.items():
+            print(f"{path.relative_to(ROOT).as_posix()} {problem}")
+        return int(bool(found))
+    return write_all()
+
+
+def write_all(root: Path = ROOT) -> int:
+    """Write each derived file that differs. Exit code 1 when there is one that no notebook writes."""
+    contents: dict[Path, bytes | None] = dict(derived_pictures(root))
+    for path, text in derived_files(root).items():
+        contents[path] = None if text is None else text.encode()
+    failed = False
+    for path, problem in differences(root).items():
+        name = path.relative_to(root).as_posix()
+        content = contents[path]
+        if content is None:
             failed = True
-            print(f"{name} {problem}{'' if check else ': delete it, or write it from a cell'}")
+            print(f"{name} {problem}: delete it, or write it from a cell")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            print(f"wrote {name}")
     return int(failed)
 
 

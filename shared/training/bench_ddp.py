@@ -3,14 +3,17 @@
     torchrun --standalone --nproc-per-node=4 -m shared.training.bench_ddp
 
 Not a test. All ways take their steps in turns, so that they see the same load; medians count. Groups of
-fewer ranks are parts of the same run. ``--model resnet50 --image 224 --batch 128`` is what seed 004 measured.
+fewer ranks are parts of the same run. ``--model resnet50 --image 224 --batch 128`` is what articles on apex
+and DDP measured. Taught in lesson 09.
 """
 
 import argparse
 import os
 from contextlib import nullcontext
+from typing import cast
 
 import torch.distributed as dist
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from shared.comm.paced import GBIT, Wire, on_wire
@@ -21,6 +24,8 @@ from shared.runtime.run import run
 from shared.training.ddp_ways import Step, from_lab, wrappers
 
 WARM_UP = 2  # DDP settles its buckets after the first step
+MIB = 2**20
+ALL_REDUCE = "gloo:all_reduce"
 
 
 def measure(members: dist.ProcessGroup, wire: Wire | None, args: argparse.Namespace, group: Group) -> dict:
@@ -41,28 +46,43 @@ def sweep(members: dist.ProcessGroup, wire: Wire, args: argparse.Namespace, grou
     """
     if not args.caps:
         return []
-    ranks = dist.get_world_size(members)
-    overlapped, fill_buckets = from_lab("overlapped", "OverlappedDDP"), from_lab("overlapped", "fill_buckets")
+    overlapped = from_lab("overlapped", "OverlappedDDP")
+
+    def step_with(cap: float) -> Step:
+        return Step(lambda model: overlapped(model, cap, members), args, group)
+
     alone = Step(lambda model: model, args, group)
-    steps = {cap: Step(lambda m, cap=cap: overlapped(m, cap, members), args, group) for cap in args.caps}
+    steps = {cap: step_with(cap) for cap in args.caps}
     for _ in range(WARM_UP + args.steps):
         alone(members)
         for step in steps.values():
             with on_wire(wire):
                 step(members)
-    ready = alone.ready(WARM_UP)
-    trainable = [p for p in alone.model.parameters() if p.requires_grad]
     rows = []
     for cap, step in steps.items():
-        done = 0.0
-        for bucket in fill_buckets(trainable, sorted(ready, key=ready.get), (cap * 2**20,) * 2):
-            size = sum(trainable[i].nbytes for i in bucket)
-            done = max(done, *(ready[i] for i in bucket)) + wire.seconds(size, ranks)
-        buckets = len(step.model.buckets)
         rows.append(
-            {"cap": cap, "buckets": buckets, "predicted": done, "took": step.medians(WARM_UP)["total"]}
+            {
+                "cap": cap,
+                "buckets": len(step.model.buckets),
+                "predicted": predict(alone, cap, wire, dist.get_world_size(members)),
+                "took": step.medians(WARM_UP)["total"],
+            }
         )
     return rows
+
+
+def predict(alone: Step, cap: float, wire: Wire, ranks: int) -> float:
+    """Seconds after which the last bucket has arrived: each leaves when it is full and the wire is free."""
+    fill_buckets = from_lab("overlapped", "fill_buckets")
+    trainable = [p for p in cast(nn.Module, alone.model).parameters() if p.requires_grad]
+    ready = alone.ready(WARM_UP)
+    order = sorted(ready, key=lambda index: ready[index])
+    done = 0.0
+    for bucket in fill_buckets(trainable, order, (cap * MIB, cap * MIB)):
+        full = max(ready[index] for index in bucket)
+        size = sum(trainable[index].nbytes for index in bucket)
+        done = max(done, full) + wire.seconds(size, ranks)
+    return done
 
 
 def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> list[tuple]:
@@ -73,28 +93,35 @@ def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, gro
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would report that there is no GPU
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step(members)
-    wanted = ("forward", "backward", "gloo:all_reduce")
-    spans = [(e.name, e.time_range.start, e.time_range.end) for e in profiler.events() if e.name in wanted]
-    spans.remove(max((s for s in spans if s[0] == "gloo:all_reduce"), key=lambda s: s[1]))  # Step's own
-    begin = min(start for name, start, _ in spans if name == "forward")
-    return [
-        (name, (start - begin) / 1e6, (end - begin) / 1e6) for name, start, end in spans if start >= begin
-    ]
+    wanted = ("forward", "backward", ALL_REDUCE)
+    events = [event for event in profiler.events() if event.name in wanted]
+    last = max((event for event in events if event.name == ALL_REDUCE), key=lambda one: one.time_range.start)
+    events.remove(last)  # Step's own
+    begin = min(event.time_range.start for event in events if event.name == "forward")
+    spans = []
+    for event in events:
+        start = event.time_range.start - begin  # in microseconds
+        end = event.time_range.end - begin
+        if start >= 0:
+            spans.append((event.name, start / 1e6, end / 1e6))
+    return spans
 
 
 def table(title: str, rows: dict[int, dict]) -> str:
     """Rows by way, columns by number of processes: milliseconds as total (forward + backward)."""
-    lines = [title, f"{'':16} " + " ".join(f"{n:>12} process{'es' if n > 1 else '':2}" for n in rows)]
+    heads = [f"{n:>12} process{'es' if n > 1 else '':2}" for n in rows]
+    lines = [title, f"{'':16} {' '.join(heads)}"]
     for way in max(rows.values(), key=len):
-        cells = []
-        for measured in rows.values():
-            if way not in measured:
-                cells.append(" " * 22)
-                continue
-            f, b, t = (1e3 * measured[way][part] for part in ("forward", "backward", "total"))
-            cells.append(f"{f'{t:.0f} ({f:.0f} + {b:.0f})':>22}")
-        lines.append(f"{way:16} " + " ".join(cells))
+        cells = [_cell(measured.get(way)) for measured in rows.values()]
+        lines.append(f"{way:16} {' '.join(cells)}")
     return "\n".join(lines)
+
+
+def _cell(medians: dict[str, float] | None) -> str:
+    if medians is None:
+        return " " * 22
+    forward, backward, total = (1e3 * medians[part] for part in ("forward", "backward", "total"))
+    return f"{f'{total:.0f} ({forward:.0f} + {backward:.0f})':>22}"
 
 
 def arguments(ranks: int) -> argparse.Namespace:
@@ -112,8 +139,41 @@ def arguments(ranks: int) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small and few steps, as in the lesson")
     args = parser.parse_args()
     if args.quick:
-        args.image, args.batch, args.steps, args.caps, args.gbit = 32, 2, 2, [], 5.0
+        args.image = 32
+        args.batch = 2
+        args.steps = 2
+        args.caps = []
+        args.gbit = 5.0
     return args
+
+
+def on_a_free_wire(
+    parts: dict[int, dist.ProcessGroup], args: argparse.Namespace, group: Group
+) -> dict[int, dict]:
+    """{number of processes: what ``measure`` returns}, on this rank only of groups that it belongs to."""
+    measured = {}
+    for n in args.processes:
+        if group.rank < n:
+            measured[n] = measure(parts[n], None, args, group)
+        dist.barrier()
+    if group.rank == 0:
+        print(table("milliseconds for a step: total (forward + backward)", measured))
+    return measured
+
+
+def on_a_paced_wire(members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> dict:
+    """Medians, a sweep over bucket sizes and timelines, of the first ``--paced`` ranks."""
+    wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT)
+    timelines = {way: timeline(way, members, args, group) for way in ("flat", "overlapped")}
+    paced = {args.paced: measure(members, wire, args, group)}
+    if group.rank == 0:
+        print(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
+    rows = sweep(members, wire, args, group)
+    if group.rank == 0:
+        for row in rows:
+            buckets = f"cap {row['cap']:4g} MiB: {row['buckets']:2} buckets"
+            print(f"{buckets}, {1e3 * row['took']:.0f} ms, by the model {1e3 * row['predicted']:.0f}")
+    return {"paced": paced, "sweep": rows, "timelines": timelines}
 
 
 def main() -> None:
@@ -121,27 +181,15 @@ def main() -> None:
         args = arguments(group.world_size)
         print_on_rank_0(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first step")
         print_on_rank_0(f"{args.model}, {args.batch} images of {args.image} x {args.image} by process")
-        free, paced, swept, timelines = {}, {}, [], {}
-        parts = {n: dist.new_group(list(range(n))) for n in sorted({*args.processes, args.paced} - {0})}
-        for n in args.processes:
-            if group.rank < n:
-                free[n] = measure(parts[n], None, args, group)
-            dist.barrier()
-        if group.rank == 0:
-            print(table("milliseconds for a step: total (forward + backward)", free))
-        if group.rank < (n := args.paced):
-            wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT)
-            timelines = {way: timeline(way, parts[n], args, group) for way in ("flat", "overlapped")}
-            paced[n] = measure(parts[n], wire, args, group)
-            if group.rank == 0:
-                print(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
-            swept = sweep(parts[n], wire, args, group)
+        parts = {}
+        for n in sorted({*args.processes, args.paced} - {0}):
+            # On ranks that are not in it, new_group returns no group; they do not use it.
+            parts[n] = cast(dist.ProcessGroup, dist.new_group(list(range(n))))
+        results = {"free": on_a_free_wire(parts, args, group), "paced": {}, "sweep": [], "timelines": {}}
+        if group.rank < args.paced:
+            results |= on_a_paced_wire(parts[args.paced], args, group)
         dist.barrier()
-        for row in swept if group.rank == 0 else []:
-            took, model = 1e3 * row["took"], 1e3 * row["predicted"]
-            buckets = f"cap {row['cap']:4g} MiB: {row['buckets']:2} buckets"
-            print(f"{buckets}, {took:.0f} ms, by the model {model:.0f}")
-        record_results("bench_ddp", {"free": free, "paced": paced, "sweep": swept, "timelines": timelines})
+        record_results("bench_ddp", results)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import torch
 
 from shared.runtime.errors import InputError
 
-FORMAT, VERSION = "rank-by-rank checkpoint", 2
+FORMAT = "rank-by-rank checkpoint"
+VERSION = 2
 
 
 def save_atomically(content: dict, path: Path) -> None:

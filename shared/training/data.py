@@ -53,12 +53,16 @@ def shareable(size: int, ranks: int) -> int:
 
 def _digits() -> Images:
     # sklearn.datasets.load_digits reads the same file, but to import it takes a second on every rank.
-    package = Path(find_spec("sklearn").origin).parent
-    rows = torch.from_numpy(np.loadtxt(package / "datasets/data/digits.csv.gz", delimiter=","))
+    sklearn = find_spec("sklearn")
+    if sklearn is None or sklearn.origin is None:
+        raise InputError("scikit-learn, which holds the digits, is not installed: pip install -e .")
+    path = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = torch.from_numpy(np.loadtxt(path, delimiter=","))
     x = rows[:, :64].float().reshape(-1, 1, 8, 8) / 16
     y = rows[:, 64].long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1437], order[1437:]
+    train = order[:1437]
+    test = order[1437:]
     return Images(x[train], y[train], x[test], y[test])
 
 

@@ -6,7 +6,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -66,17 +66,20 @@ class Step:
 
     def __init__(self, wrap: Callable, args: argparse.Namespace, group: Group) -> None:
         model = copy.deepcopy(built(args.model)).to(group.device)
-        self.model, self.group = wrap(model), group
+        self.model = wrap(model)
+        self.group = group
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
         self.x = torch.randn(args.batch, 3, args.image, args.image, device=group.device)
         self.y = torch.ones(args.batch, dtype=torch.int64, device=group.device)
         self.times: list[tuple[float, float]] = []  # forward, backward with communication
-        self.start, self.moments = 0.0, {}
+        self.start = 0.0
+        self.moments: dict[int, list[float]] = {}  # {position of a trainable parameter: seconds from start}
         if self.model is model:  # nobody's hooks: note when each gradient is ready
-            for index, p in enumerate(p for p in model.parameters() if p.requires_grad):
-                p.register_post_accumulate_grad_hook(lambda _, i=index: self._note(i))
+            trainable = [p for p in model.parameters() if p.requires_grad]
+            for index, p in enumerate(trainable):
+                p.register_post_accumulate_grad_hook(partial(self._note, index))
 
-    def _note(self, index: int) -> None:
+    def _note(self, index: int, _: torch.Tensor) -> None:
         self.moments.setdefault(index, []).append(time.perf_counter() - self.start)
 
     def now(self) -> float:
@@ -97,14 +100,18 @@ class Step:
             self.model.reduce_gradients()
         took = torch.tensor([forward - self.start, self.now() - forward], device=self.group.device)
         REAL_ALL_REDUCE(took, op=dist.ReduceOp.MAX, group=members)  # the slowest rank counts
-        self.times.append(tuple(took.tolist()))
+        forward_s, backward_s = took.tolist()
+        self.times.append((forward_s, backward_s))
         self.optimizer.step()
 
     def medians(self, skip: int) -> dict[str, float]:
         """Seconds of the steps after the first ``skip``."""
-        forward, backward = (statistics.median(part) for part in zip(*self.times[skip:], strict=True))
-        total = statistics.median(sum(times) for times in self.times[skip:])
-        return {"forward": forward, "backward": backward, "total": total}
+        times = self.times[skip:]
+        return {
+            "forward": statistics.median(forward for forward, _ in times),
+            "backward": statistics.median(backward for _, backward in times),
+            "total": statistics.median(forward + backward for forward, backward in times),
+        }
 
     def ready(self, skip: int) -> dict[int, float]:
         """{position among the parameters: seconds from the start of a step to its gradient, median}."""

@@ -21,5 +21,11 @@ def image_classifier(name: str, channels: int, classes: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
-    ends = nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 4 * 4, classes)
-    return nn.Sequential(*block(channels, 16), nn.MaxPool2d(2), *block(16, 32), *ends)
+    return nn.Sequential(
+        *block(channels, 16),
+        nn.MaxPool2d(2),
+        *block(16, 32),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, classes),
+    )

@@ -68,14 +68,20 @@ def random_shift(image: torch.Tensor) -> torch.Tensor:
 
 class _TensorImages(Dataset):
     def __init__(self, x: torch.Tensor, y: torch.Tensor, augment: bool = False, times: int = 1) -> None:
-        self.x, self.y, self.augment, self.times = x, y.tolist(), augment, times
+        self.x = x
+        self.y = y.tolist()
+        self.augment = augment
+        self.times = times
 
     def __len__(self) -> int:
         return len(self.x) * self.times
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image = self.x[index % len(self.x)]
-        return random_shift(image) if self.augment else image, self.y[index % len(self.x)]
+        index %= len(self.x)
+        image = self.x[index]
+        if self.augment:
+            image = random_shift(image)
+        return image, self.y[index]
 
 
 def _folder(folder: Path, side: int, augment: bool) -> ImageSets:

@@ -1,9 +1,9 @@
 """Each rank's random numbers, for a checkpoint. Taught in lessons 10 and 11."""
 
 import torch
-import torch.distributed as dist
 
 from shared.runtime.group import Group
+from shared.runtime.report import gather_on_rank_0
 
 
 def gather_random_states(generator: torch.Generator, group: Group) -> list[dict] | None:
@@ -14,9 +14,7 @@ def gather_random_states(generator: torch.Generator, group: Group) -> list[dict]
     own = {"cpu": torch.get_rng_state(), "generator": generator.get_state()}
     if group.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state(group.device)
-    states = [None] * group.world_size if group.rank == 0 else None
-    dist.gather_object(own, states)
-    return states
+    return gather_on_rank_0(own) or None
 
 
 def set_random_states(states: list[dict], generator: torch.Generator, group: Group) -> None:

@@ -29,22 +29,47 @@ class SideBySide(NamedTuple):
     bytes: list[int]
 
 
+class UsedNet(AwkwardNet):
+    """The same net without layers that go unused: (batch, 1, 8, 8) to (batch, 10) scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.spare
+
+    def forward(self, x: torch.Tensor, use_branch: bool) -> torch.Tensor:
+        return super().forward(x, use_branch=True)
+
+
 def loss_of(model: nn.Module, data: Images, rank: int, step: int) -> torch.Tensor:
-    """The loss of a rank's own images. The branch is used by nobody, by rank 0 alone, by all, in turns."""
+    """The loss of a rank's own images. An ``AwkwardNet``'s branch is used by nobody, by rank 0 alone, by all,
+    in turns.
+    """
     first = (8 * step + rank) * BATCH  # 8 ranks at most
     chosen = torch.arange(first, first + BATCH) % len(data.train_x)
     device = next(model.parameters()).device
-    x, y = data.train_x[chosen].double().to(device), data.train_y[chosen].to(device)
+    x = data.train_x[chosen].double().to(device)
+    y = data.train_y[chosen].to(device)
     use_branch = step % 3 == 2 or (step % 3 == 1 and rank == 0)
     return F.cross_entropy(model(x, use_branch), y)
 
 
+def mean_loss(model: nn.Module, data: Images, ranks: int, step: int) -> torch.Tensor:
+    """The mean of the losses of all ranks, computed in one process."""
+    losses = [loss_of(model, data, rank, step) for rank in range(ranks)]
+    return torch.stack(losses).mean()
+
+
 def train_side_by_side(
-    wrap: Callable[[nn.Module], nn.Module], group: Group, steps: int = 6, tolerance: float = 1e-12
+    wrap: Callable[[nn.Module], nn.Module],
+    group: Group,
+    steps: int = 6,
+    tolerance: float = 1e-12,
+    unused: bool = True,
 ) -> SideBySide:
     """Train ``wrap(net)``, torch's DDP and one process side by side. Collective.
 
-    The ranks begin with different parameters and have different images, in float64. A method
+    The ranks begin with different parameters and have different images, in float64. The net has a tied
+    weight and a frozen layer; with ``unused`` also layers that no rank or only rank 0 uses. A method
     ``reduce_gradients`` of the wrapper, if there is one, is called after each backward.
 
     Raises:
@@ -53,45 +78,50 @@ def train_side_by_side(
     """
     data = load_images("digits")
     torch.manual_seed(SEED + group.rank)
-    net = AwkwardNet().double().to(group.device)
+    kind = AwkwardNet if unused else UsedNet
+    net = kind().double().to(group.device)
     torch.manual_seed(SEED)
-    alone = AwkwardNet().double().to(group.device)
-    ours, theirs = wrap(copy.deepcopy(net)), DistributedDataParallel(net, find_unused_parameters=True)
+    alone = kind().double().to(group.device)
+    ours = wrap(copy.deepcopy(net))
+    theirs = DistributedDataParallel(net, find_unused_parameters=unused)
     assert_all_equal("after construction", parameters(ours), parameters(alone), 0.0)
 
-    models = (ours, theirs, alone)
-    optimizers = [torch.optim.SGD(model.parameters(), 0.5, momentum=0.9) for model in models]
-    largest, sent = 0.0, []
+    others = {"torch's DDP": theirs, "one process": alone}
+    optimizers = [torch.optim.SGD(model.parameters(), 0.5, momentum=0.9) for model in (ours, theirs, alone)]
+    reduce_gradients = getattr(ours, "reduce_gradients", None)
+    largest = 0.0
+    calls = []
+    sent = []
     for step in range(steps):
         for optimizer in optimizers:
             optimizer.zero_grad()
         with record() as log:
             loss_of(ours, data, group.rank, step).backward()
-            if hasattr(ours, "reduce_gradients"):
-                ours.reduce_gradients()
-        sent.append([call.bytes for call in log.of("all_reduce")])
+            if reduce_gradients is not None:
+                reduce_gradients()
+        calls.append(log.count("all_reduce"))
+        sent.append(log.bytes("all_reduce"))
         loss_of(theirs, data, group.rank, step).backward()
-        (sum(loss_of(alone, data, r, step) for r in range(group.world_size)) / group.world_size).backward()
-        for other, name in ((theirs, "torch's DDP"), (alone, "one process")):
+        mean_loss(alone, data, group.world_size, step).backward()
+        for name, other in others.items():
             what = f"step {step}, ours and {name}: gradient"
             largest = max(largest, assert_all_equal(what, gradients(ours), gradients(other), tolerance))
         for optimizer in optimizers:
             optimizer.step()
-        for other, name in ((theirs, "torch's DDP"), (alone, "one process")):
+        for name, other in others.items():
             what = f"step {step}, ours and {name}: parameter"
             largest = max(largest, assert_all_equal(what, parameters(ours), parameters(other), tolerance))
         assert_same_on_every_rank(f"step {step}", parameters(ours))
-    calls = [len(one) for one in sent]
     print_on_rank_0(f"{steps} steps equal to torch's DDP and to one process, to {tolerance:.0e}")
     print_on_rank_0(f"all-reduces in each step: {calls}")
-    return SideBySide(largest, calls, [sum(one) for one in sent])
+    return SideBySide(largest, calls, sent)
 
 
 def same_buckets(wrap: Callable, group: Group, caps: Sequence[float | None]) -> dict[str, list[list[int]]]:
     """Compare our buckets with those that torch's DDP reports for the same ``bucket_cap_mb``. Collective.
 
     The net has 8 layers of 1 MiB. Returns, for each cap, the buckets in the order of their all-reduces,
-    each a list of positions among the parameters that learn. DDP has all in one bucket in its first step,
+    each a list of positions among the trainable parameters. DDP has all in one bucket in its first step,
     fills its buckets anew in the second, and reports them from the third on.
 
     Raises:
@@ -100,18 +130,22 @@ def same_buckets(wrap: Callable, group: Group, caps: Sequence[float | None]) -> 
     x = torch.ones(2, 512, device=group.device)
     layouts = {}
     for cap in caps:
-        nets = [nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]).to(group.device) for _ in range(2)]
-        ours, theirs = wrap(nets[0], bucket_cap_mb=cap), DistributedDataParallel(nets[1], bucket_cap_mb=cap)
+        ours = wrap(_eight_layers(group), bucket_cap_mb=cap)
+        theirs = DistributedDataParallel(_eight_layers(group), bucket_cap_mb=cap)
         for _ in range(3):
             for ddp in (ours, theirs):
                 ddp(x).sum().backward()
         log = theirs._get_ddp_logging_data()
-        buckets = [
-            [int(i) for i in one.split()] for one in log["rebuilt_per_bucket_param_indices"].split(",")
-        ]
-        if ours.buckets != buckets or "," in log["bucket_sizes"]:
-            raise ParityError(f"bucket_cap_mb {cap}: ours are {ours.buckets}, DDP's {buckets}")
+        reported = log["rebuilt_per_bucket_param_indices"].split(",")
+        buckets = [[int(index) for index in bucket.split()] for bucket in reported]
+        own = [bucket.indices for bucket in ours.buckets]
+        if own != buckets or "," in log["bucket_sizes"]:
+            raise ParityError(f"bucket_cap_mb {cap}: ours are {own}, DDP's {buckets}")
         layouts[str(cap)] = buckets
         counts = [len(bucket) for bucket in buckets]
         print_on_rank_0(f"bucket_cap_mb {cap!s:>4}: DDP's and our buckets hold {counts} parameters")
     return layouts
+
+
+def _eight_layers(group: Group) -> nn.Module:
+    return nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]).to(group.device)

@@ -14,10 +14,10 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, group):
         channels = x.shape[1]
-        x_ = _rows(x).to(weight.dtype)  # (values, channels): statistics want more digits than bf16 has
-        mean = x_.mean(0) if len(x_) else x_.new_zeros(channels)
-        count = x_.new_full((1,), len(x_))
-        own = torch.cat([mean, (x_ - mean).square().sum(0), count])  # 2 * channels + 1 numbers
+        rows = _rows(x).to(weight.dtype)  # (values, channels): statistics want more digits than bf16 has
+        mean = rows.mean(0) if len(rows) else rows.new_zeros(channels)
+        count = rows.new_full((1,), len(rows))
+        own = torch.cat([mean, (rows - mean).square().sum(0), count])  # 2 * channels + 1 numbers
         ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(ranks, own, group=group)
 
@@ -26,28 +26,26 @@ class _Normalize(torch.autograd.Function):
         mean = (counts * means).sum(0) / total
         var = (squares + counts * (means - mean).square()).sum(0) / total  # Chan et al.: no cancellation
         scale = (var + eps).rsqrt()
-        normalized = (x_ - mean) * scale
+        normalized = (rows - mean) * scale
         ctx.save_for_backward(normalized, weight, scale, total)
-        ctx.group, ctx.shape, ctx.dtype = group, x.shape, x.dtype
+        ctx.group = group
+        ctx.shape = x.shape
+        ctx.dtype = x.dtype
         ctx.mark_non_differentiable(mean, var, total)
         return _unrows(normalized * weight + bias, x.shape, x.dtype), mean, var, total
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor, *_):
         normalized, weight, scale, total = ctx.saved_tensors
-        grad_ = _rows(grad).to(weight.dtype)
-        own_bias, own_weight = grad_.sum(0), (grad_ * normalized).sum(0)
+        rows = _rows(grad).to(weight.dtype)
+        own_bias = rows.sum(0)
+        own_weight = (rows * normalized).sum(0)
         sums = torch.cat([own_bias, own_weight])
         dist.all_reduce(sums, group=ctx.group)
         of_bias, of_weight = sums.chunk(2)
-        grad_x = (grad_ - (of_bias + normalized * of_weight) / total) * (weight * scale)
-        return (
-            _unrows(grad_x, ctx.shape, ctx.dtype),
-            own_weight,
-            own_bias,
-            None,
-            None,
-        )  # DDP averages weights'
+        of_rows = (rows - (of_bias + normalized * of_weight) / total) * (weight * scale)
+        of_x = _unrows(of_rows, ctx.shape, ctx.dtype)
+        return of_x, own_weight, own_bias, None, None  # DDP averages those of weight and bias
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +66,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(like.num_features, like.eps, like.momentum, like.affine, like.track_running_stats)
-        self._parameters, self._buffers = like._parameters, like._buffers
+        self._parameters = like._parameters
+        self._buffers = like._buffers
         self.group = group
         self.train(like.training)
 
@@ -81,11 +80,19 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(x)
         self._check_input_dim(x)
         out, mean, var, total = _Normalize.apply(x, self.weight, self.bias, self.eps, self.group)
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * total / (total - 1), self.momentum)  # unbiased, as BatchNorm's
+        self._follow(mean, var * total / (total - 1))  # unbiased, as BatchNorm's
         return out
+
+    @torch.no_grad()
+    def _follow(self, mean: torch.Tensor, var: torch.Tensor) -> None:
+        """Move the running statistics towards those of a batch."""
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var, self.momentum)
 
 
 def convert_batch_norm(module: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
