@@ -27,9 +27,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     name = options.script.name
-    for (line, *others), rule, text in found:
+    for (line, *others), rule_name, text in found:
         also = f" (also in {', '.join(map(str, others))})" if others else ""
-        print(f"{name}:{line}: {rule}: {text}{also}")
+        print(f"{name}:{line}: {rule_name}: {text}{also}")
     print(f"{name}: {len(RULES)} questions, {len(found)} finding{'s' * (len(found) != 1)}")
     return int(bool(found))
 

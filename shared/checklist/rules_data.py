@@ -16,6 +16,7 @@ from .torch_calls import (
     evaluators,
     is_literal,
     methods,
+    receiver,
     seeds_differ,
     serves_evaluation,
 )
@@ -37,7 +38,8 @@ def sampler(s: Script) -> Findings:
 def shuffle(s: Script) -> Findings:
     """Is it the sampler that shuffles? Else the loader, told twice, ends with a ValueError."""
     for call in s.find("DataLoader"):
-        given, shuffles = argument(s, call, "sampler"), argument(s, call, "shuffle", 2)
+        given = argument(s, call, "sampler")
+        shuffles = argument(s, call, "shuffle", 2)
         if not is_literal(given, None) and is_literal(shuffles, True):
             yield call, "shuffle=True beside a sampler: leave it out, the sampler shuffles"
 
@@ -58,7 +60,7 @@ def seeds(s: Script) -> Findings:
         if calls and not any(seeds_differ(s, one) for one in calls):
             yield calls[0], f"{name} gets the same seed on each rank: add the rank to it"
     for call in s.find("DataLoader"):
-        made = [one for one in methods(s, "manual_seed") if comes_from(s, one.func.value, "Generator")]
+        made = [one for one in methods(s, "manual_seed") if comes_from(s, receiver(one), "Generator")]
         alike = comes_from(s, argument(s, call, "generator"), "Generator")
         if alike and argument(s, call, "num_workers", 5) and not any(seeds_differ(s, one) for one in made):
             yield call, "its generator has the same seed on each rank, and so have the workers"

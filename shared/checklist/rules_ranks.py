@@ -14,6 +14,7 @@ Findings = Iterator[tuple[ast.AST, str]]
 OF_COURSE = ("process_group", "run")  # of shared: what they do is known, though their files are not read
 JOINING = ("init_process_group", "process_group")
 NOISY = ("print", "wandb.init", "tqdm.tqdm", "tqdm.trange", "torch.utils.tensorboard.SummaryWriter")
+LOCAL_RANK_OPTIONS = {"--local_rank", "--local-rank"}
 OLD = {
     "torch.nn.DataParallel": "DistributedDataParallel (lesson 07)",
     "torch.nn.parallel.DataParallel": "DistributedDataParallel (lesson 07)",
@@ -58,7 +59,7 @@ def device(s: Script) -> Findings:
 
 def cuda_places(script: Script) -> list[tuple[ast.AST, ast.expr | None]]:
     """(place, index of the GPU) wherever a GPU is chosen; None where no index is given."""
-    found = []
+    found: list[tuple[ast.AST, ast.expr | None]] = []
     for call in script.calls:
         last = script.name(call.func).rpartition(".")[2]
         if script.library[call] == "set_device" or (last == "cuda" and call.args):
@@ -68,16 +69,21 @@ def cuda_places(script: Script) -> list[tuple[ast.AST, ast.expr | None]]:
         elif last in ("device", "to") and call.args and "cuda" in constants(script, call.args[0]):
             found.append((call, argument(script, call, "index", 1) if last == "device" else None))
     for node in script.nodes:
-        if isinstance(node, ast.keyword) and node.arg == "device_ids":
-            lists = [one for one in script.origins(node.value) if isinstance(one, ast.List)]
-            found += [(one, one) for part in lists for one in part.elts]
-        elif isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith(("f'cuda:", 'f"cuda:')):
-            found += [(node, one.value) for one in node.values if isinstance(one, ast.FormattedValue)]
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda:")
-        ):
-            found.append((node, ast.Constant(int(node.value[5:]) if node.value[5:].isdigit() else "")))
+        found += [(place, index) for place, index in _cuda_texts(script, node)]
     return found
+
+
+def _cuda_texts(script: Script, node: ast.AST) -> list[tuple[ast.AST, ast.expr]]:
+    """(place, index of the GPU) of ``device_ids=[0]``, of ``f"cuda:{rank}"`` and of ``"cuda:0"``."""
+    if isinstance(node, ast.keyword) and node.arg == "device_ids":
+        lists = [one for one in script.origins(node.value) if isinstance(one, ast.List)]
+        return [(one, one) for part in lists for one in part.elts]
+    if isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith(("f'cuda:", 'f"cuda:')):
+        return [(node, one.value) for one in node.values if isinstance(one, ast.FormattedValue)]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda:"):
+        number = node.value.removeprefix("cuda:")
+        return [(node, ast.Constant(int(number) if number.isdigit() else ""))]
+    return []
 
 
 def lonely_meetings(script: Script) -> list[tuple[ast.Call, str]]:
@@ -88,13 +94,26 @@ def lonely_meetings(script: Script) -> list[tuple[ast.Call, str]]:
     found = []
     for call in script.calls:
         kinds = guards(script, call)
-        for one in reached(script, call) if kinds and (script.callees(call) or meeting(script, call)) else []:
-            if (what := meeting(script, one)) and (one is call or not meeting(script, call)):
-                text = what if one is call else f"{ast.unparse(call.func)}, and line {one.lineno} is {what}"
-                found.append((call, text, (script.function_of(call), what), kinds[0]))
-                break
+        if not kinds:
+            continue
+        what, text = _meeting_in(script, call)
+        if what:
+            found.append((call, text, (script.function_of(call), what), kinds[0]))
     met = {(place, kind) for _, _, place, kind in found}
     return [(call, text) for call, text, place, kind in found if (place, MIRROR.get(kind)) not in met]
+
+
+def _meeting_in(script: Script, call: ast.Call) -> tuple[str, str]:
+    """(meeting, what to say of it): the call itself, or the first in the functions that it enters."""
+    what = meeting(script, call)
+    if what:
+        return what, what
+    if script.callees(call):
+        for one in reached(script, call):
+            what = meeting(script, one)
+            if what:
+                return what, f"{ast.unparse(call.func)}, and line {one.lineno} is {what}"
+    return "", ""
 
 
 def meet(s: Script) -> Findings:
@@ -108,9 +127,8 @@ def talk(s: Script) -> Findings:
     loud = [one for one in s.calls if s.name(one.func) in NOISY and not s.callees(one)]
     loud = [one for one in loud if not argument(s, one, "disable") and not any(map(names_rank, one.args))]
     for call in loud:
-        mains = [
-            one for one in s.above(call) if isinstance(one, ast.If) and "__name__" in ast.unparse(one.test)
-        ]
+        above = [one for one in s.above(call) if isinstance(one, ast.If)]
+        mains = [one for one in above if "__name__" in ast.unparse(one.test)]
         launching = mains and s.find("spawn")  # before there are ranks
         if not launching and not on_one_rank(s, call):
             yield call, "every rank speaks: let rank 0 do it, or say which rank it is"
@@ -119,15 +137,13 @@ def talk(s: Script) -> Findings:
 def old(s: Script) -> Findings:
     """Are the names those of today? Else a newer torch warns, or has them no more."""
     for call in s.calls:
-        if (name := s.name(call.func)) in OLD:
+        name = s.name(call.func)
+        if name in OLD:
             yield call, f"{name} is old: use {OLD[name]}"
-        elif name.endswith(".add_argument") and {"--local_rank", "--local-rank"} & constants(
-            s, *call.args[:1]
-        ):
-            yield (
-                call,
-                "an option for the local rank is of torch.distributed.launch: torchrun sets LOCAL_RANK",
-            )
+        options = constants(s, call.args[0]) if name.endswith(".add_argument") and call.args else set()
+        if not LOCAL_RANK_OPTIONS.isdisjoint(options):
+            text = "an option for the local rank is of torch.distributed.launch: torchrun sets LOCAL_RANK"
+            yield call, text
 
 
 RULES = (group, leave, backend, device, meet, talk, old)

@@ -1,7 +1,7 @@
 """A Python script as a tree: full names, what a name stands for, who calls whom. Taught in lesson 10."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 SAME_THING = ("to", "cuda", "cpu", "float", "double", "train", "eval", "compile", "manual_seed", "int")
@@ -54,13 +54,15 @@ class Script:
 
         With ``deep`` also what its parts stand for.
         """
-        found, todo = {}, [node]
+        found: dict[ast.AST, None] = {}
+        todo = [node]
         while todo:
             one = todo.pop()
             if one not in found:
                 found[one] = None
                 todo += self._stands_for(one)
-                todo += ast.iter_child_nodes(one) if deep else []
+                if deep:
+                    todo += ast.iter_child_nodes(one)
         return list(found)
 
     def callees(self, call: ast.Call) -> list[Function]:
@@ -87,11 +89,10 @@ class Script:
         named = [one for one in self.functions if getattr(one, "name", None) == name]
         return [one for one in named if getattr(self.parents[one], "name", None) in classes]
 
-    def _stands_for(self, node: ast.AST) -> list[ast.AST]:
+    def _stands_for(self, node: ast.AST) -> Sequence[ast.AST]:
         """One step of ``origins``."""
         if isinstance(node, ast.Name):
-            scopes = [*(one for one in self.above(node) if isinstance(one, Function)), None]
-            return next((self.values[key] for s in scopes if (key := (s, node.id)) in self.values), [])
+            return self._assigned_to(node)
         if isinstance(node, ast.Attribute):
             return self.values.get((None, ast.unparse(node)), [])
         if isinstance(node, ast.IfExp):
@@ -99,17 +100,33 @@ class Script:
         if isinstance(node, ast.BoolOp):
             return node.values
         if isinstance(node, ast.Call):
-            results = [one for function in self.callees(node) for one in self._results(function)]
-            if isinstance(node.func, ast.Attribute) and node.func.attr in SAME_THING:
-                results.append(node.func.value)
-            if self.name(node.func).rpartition(".")[2] in SAME_THING:
-                results += node.args[:1]
-            return results
+            return self._returned_by(node)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            whole = [] if isinstance(node.value, ast.Subscript) else self._stands_for(node.value)
-            tuples = [one.elts for one in whole if isinstance(one, ast.Tuple)]
-            return [elements[i] for elements in tuples if (i := node.slice.value) in range(len(elements))]
+            return self._elements(node.value, node.slice.value)
         return []
+
+    def _assigned_to(self, node: ast.Name) -> list[ast.expr]:
+        """Of the innermost function around it that assigns to the name, else of the file."""
+        scopes: list[Function | None] = [one for one in self.above(node) if isinstance(one, Function)]
+        for scope in [*scopes, None]:
+            if (scope, node.id) in self.values:
+                return self.values[scope, node.id]
+        return []
+
+    def _returned_by(self, call: ast.Call) -> list[ast.expr]:
+        results = [one for function in self.callees(call) for one in self._results(function)]
+        if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_THING:
+            results.append(call.func.value)
+        if self.name(call.func).rpartition(".")[2] in SAME_THING:
+            results += call.args[:1]
+        return results
+
+    def _elements(self, node: ast.expr, index: object) -> list[ast.expr]:
+        """Element number ``index`` of each tuple that ``node`` may be."""
+        if isinstance(node, ast.Subscript) or not isinstance(index, int):
+            return []
+        tuples = [one.elts for one in self._stands_for(node) if isinstance(one, ast.Tuple)]
+        return [elements[index] for elements in tuples if 0 <= index < len(elements)]
 
     def _results(self, function: Function) -> list[ast.expr]:
         if isinstance(function, ast.Lambda):
@@ -133,18 +150,25 @@ class Script:
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+            known = value.elts if isinstance(value, ast.Tuple | ast.List) else []
             for index, one in enumerate(target.elts):
-                part = ast.Subscript(value, ast.Constant(index), ast.Load())
-                self._assign(one, value.elts[index] if same else ast.copy_location(part, value))
+                if len(known) == len(target.elts):
+                    self._assign(one, known[index])
+                else:
+                    part = ast.Subscript(value, ast.Constant(index), ast.Load())
+                    self._assign(one, ast.copy_location(part, value))
         elif isinstance(target, ast.Name | ast.Attribute):
             scope = self.function_of(target) if isinstance(target, ast.Name) else None
             self.values.setdefault((scope, ast.unparse(target)), []).append(value)
 
     def _note_arguments(self, node: ast.AST) -> None:
-        for function in self.callees(node) if isinstance(node, ast.Call) else []:
+        if not isinstance(node, ast.Call):
+            return
+        for function in self.callees(node):
             names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-            names = names[isinstance(self.parents[function], ast.ClassDef) :]  # without self
-            given = [*zip(names, node.args, strict=False), *((one.arg, one.value) for one in node.keywords)]
-            for name, value in given:
+            if isinstance(self.parents[function], ast.ClassDef):
+                names = names[1:]  # without self
+            for name, value in zip(names, node.args, strict=False):
                 self.values.setdefault((function, name), []).append(value)
+            for keyword in node.keywords:
+                self.values.setdefault((function, keyword.arg), []).append(keyword.value)

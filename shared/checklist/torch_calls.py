@@ -7,19 +7,42 @@ from .script import Function, Script
 
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 REDUCING = (
-    *("all_reduce", "reduce", "gather", "all_gather", "gather_object", "all_gather_object"),
-    *("all_gather_single", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
+    "all_reduce",
+    "reduce",
+    "gather",
+    "all_gather",
+    "gather_object",
+    "all_gather_object",
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
 )
 COLLECTIVES = (
     *REDUCING,
-    *("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "all_to_all"),
-    *("all_to_all_single", "barrier", "monitored_barrier", "new_group", "init_process_group"),
-    *("destroy_process_group", "async_save", "save", "load"),  # three are of torch.distributed.checkpoint
+    "broadcast",
+    "broadcast_object_list",
+    "scatter",
+    "scatter_object_list",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "new_group",
+    "init_process_group",
+    "destroy_process_group",
+    "async_save",  # this and the next two are of torch.distributed.checkpoint
+    "save",
+    "load",
 )
+# Helpers of this course at which all ranks meet; their files are not read.
 OF_SHARED = (
-    *("process_group", "print_in_rank_order", "assert_same_on_every_rank", "broadcast_from_rank_0"),
+    "process_group",
+    "print_in_rank_order",
+    "assert_same_on_every_rank",
+    "broadcast_from_rank_0",
     "gather_random_states",
-)  # helpers of this course at which all ranks meet; their files are not read
+)
 EVALUATION = ("eval", "val", "test")
 
 
@@ -32,7 +55,9 @@ def argument(script: Script, call: ast.Call, name: str, position: int = 99) -> a
             named.append(packed)  # perhaps: what it holds cannot be read
         pairs = [pair for one in known for pair in zip(one.keys, one.values, strict=True)]
         named += [value for key, value in pairs if is_literal(key, name)]
-    return named[0] if named else call.args[position] if position < len(call.args) else None
+    if named:
+        return named[0]
+    return call.args[position] if position < len(call.args) else None
 
 
 def is_literal(node: ast.expr | None, *values) -> bool:
@@ -57,7 +82,13 @@ def methods(script: Script, name: str, within: ast.AST | None = None, of: str = 
     calls = script.calls if within is None else [one for one in ast.walk(within) if isinstance(one, ast.Call)]
     found = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr == name]
     found = [one for one in found if not script.callees(one) and not script.library[one]]
-    return [one for one in found if not of or comes_from(script, one.func.value, of)]
+    return [one for one in found if not of or comes_from(script, receiver(one), of)]
+
+
+def receiver(call: ast.Call) -> ast.expr:
+    """The object whose method is called: ``loss`` in ``loss.backward()``."""
+    assert isinstance(call.func, ast.Attribute)
+    return call.func.value
 
 
 def comes_from(script: Script, node: ast.AST | None, *names: str) -> bool:
@@ -95,7 +126,7 @@ def serves_evaluation(script: Script, call: ast.Call) -> bool:
     return False
 
 
-def evaluators(script: Script) -> list[Function]:
+def evaluators(script: Script) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Functions that evaluate on all ranks: by their name, and because they measure and do not train."""
     found = []
     for function in script.functions:
@@ -111,8 +142,8 @@ def evaluators(script: Script) -> list[Function]:
     return found
 
 
-def around_calls(script: Script, function: Function) -> list[ast.AST]:
-    """The function, what it enters, and the functions that call it, without what those enter."""
+def around_calls(script: Script, function: Function) -> list[ast.Call]:
+    """The calls in a function and in what it enters, and those beside the calls of the function itself."""
     places = [script.function_of(call) or script.tree for call in callers(script, function)]
     direct = [one for place in places for one in ast.walk(place) if isinstance(one, ast.Call)]
     return [*reached(script, function), *direct]
