@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
+from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, gradients, parameters
 from shared.training.simulated_devices import Link
+
+HOST = -1  # the CPU's memory, as torch numbers it beside its GPUs
 
 
 @dataclass(frozen=True)
@@ -34,29 +37,41 @@ class SimulatedDataParallel(nn.DataParallel):
 
     It calls the four methods below, which do on CPU tensors what torch's do on GPUs, and notes them in
     ``called``. ``held[device]``: bytes of the tensors there when forward ends, activations aside.
-    Source: torch/nn/parallel/data_parallel.py.
+    The batch lies on device 0, or on ``batch_on``. Source: torch/nn/parallel/data_parallel.py.
     """
 
-    def __init__(self, module: nn.Module, n: int, link: Link) -> None:
+    def __init__(self, module: nn.Module, n: int, link: Link, batch_on: int = 0) -> None:
         nn.Module.__init__(self)
-        self.module, self.link, self.dim = module, link, 0
-        self.device_ids, self.output_device, self.src_device_obj = list(range(n)), 0, torch.device("cpu")
-        self.called, self.workers, self.held = [], [], []
+        self.module = module
+        self.link = link
+        self.batch_on = batch_on
+        self.dim = 0
+        self.device_ids = list(range(n))
+        self.output_device = 0
+        self.src_device_obj = torch.device("cpu")
+        self.called: list[str] = []
+        self.workers: list[str] = []  # names of the threads that ran a replica
+        self.held: list[int] = []
 
     def scatter(self, inputs, kwargs, device_ids):
         self.called.append("scatter")
         chunks = inputs[0].chunk(len(device_ids))  # may be fewer than devices
-        parts = [self.link.transfer("inputs", chunk, 0, d) for d, chunk in enumerate(chunks)]
-        self.tensors = [[part] for part in parts]  # device 0's part is a view of the whole batch
+        parts = []
+        for device, chunk in enumerate(chunks):
+            parts.append(self.link.transfer("inputs", chunk, self.batch_on, device))
+        self.tensors = [[part] for part in parts]  # a part that did not move is a view of the whole batch
         return [(part,) for part in parts], [{} for _ in parts]
 
     def replicate(self, module, device_ids):
         self.called.append("replicate")
         replicas = []
-        for d in device_ids:  # device 0 keeps the original tensors
-            values = {k: self.link.transfer("parameters", p, 0, d) for k, p in module.named_parameters()}
-            values |= {k: self.link.transfer("buffers", b, 0, d) for k, b in module.named_buffers()}
-            self.tensors[d] += values.values()
+        for device in device_ids:  # device 0 keeps the original tensors
+            values = {}
+            for name, parameter in module.named_parameters():
+                values[name] = self.link.transfer("parameters", parameter, 0, device)
+            for name, buffer in module.named_buffers():
+                values[name] = self.link.transfer("buffers", buffer, 0, device)
+            self.tensors[device] += values.values()
             replicas.append((copy.deepcopy(module), values))
         return replicas
 
@@ -64,26 +79,37 @@ class SimulatedDataParallel(nn.DataParallel):
         self.called.append("parallel_apply")
         outputs = [None] * len(replicas)
 
-        def work(d: int) -> None:
-            outputs[d] = functional_call(*replicas[d], inputs[d])
-            self.tensors[d].append(outputs[d])
+        def work(device: int) -> None:
+            module, values = replicas[device]
+            outputs[device] = functional_call(module, values, inputs[device])
+            self.tensors[device].append(outputs[device])
             self.workers.append(threading.current_thread().name)
 
-        threads = [threading.Thread(target=work, args=(d,)) for d in range(len(replicas))]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        threads = [threading.Thread(target=work, args=(device,)) for device in range(len(replicas))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         return outputs
 
     def gather(self, outputs, output_device):
         self.called.append("gather")
-        arrived = [
-            self.link.transfer("outputs", output, d, output_device) for d, output in enumerate(outputs)
-        ]
+        arrived = []
+        for device, output in enumerate(outputs):
+            arrived.append(self.link.transfer("outputs", output, device, output_device))
         whole = torch.cat(arrived)
         self.tensors[output_device].append(whole)
-        storages = [{t.untyped_storage().data_ptr(): t.untyped_storage() for t in ts} for ts in self.tensors]
-        self.held = [sum(storage.nbytes() for storage in one.values()) for one in storages]
+        self.held = [bytes_held(tensors) for tensors in self.tensors]
         return whole
+
+
+def bytes_held(tensors: list[torch.Tensor]) -> int:
+    """Bytes of memory that these tensors keep; what they share is counted once."""
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -96,7 +122,8 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 def build(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Digits (batch, 64) to scores (batch, 10), with buffers, a frozen layer, a weight used twice."""
     torch.manual_seed(0)
-    tied, twin = nn.Linear(128, 128), nn.Linear(128, 128)
+    tied = nn.Linear(128, 128)
+    twin = nn.Linear(128, 128)
     twin.weight = tied.weight
     frozen = nn.Linear(64, 128).requires_grad_(False)
     layers = (nn.BatchNorm1d(64), frozen, tied, nn.Tanh(), twin, nn.Tanh(), nn.Linear(128, 10))
@@ -107,18 +134,63 @@ def build(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
 reference = build  # one process without a wrapper starts from the same parameters
 
 
-def record(model: SimulatedDataParallel, optimizer: torch.optim.Optimizer) -> dict:
+def record_step(model: SimulatedDataParallel, optimizer: torch.optim.Optimizer) -> dict:
     """What one step on the simulated devices did, for the notebook."""
-    learned = [state["momentum_buffer"] for state in optimizer.state.values()]
-    learned += [p.grad for p in model.module.parameters() if p.grad is not None]
-    assert len(set(model.workers)) == len(model.workers), "each replica runs in a thread of its own"
+    kept = [state["momentum_buffer"] for state in optimizer.state.values()]
+    kept += [p.grad for p in model.module.parameters() if p.grad is not None]
+    if len(set(model.workers)) != len(model.workers):
+        raise CourseError("each replica should run in a thread of its own")
     return {
-        "called": model.called[:],
+        "called": list(model.called),
         "through": model.link.through(0),
         "transfers": [[*key, size] for key, size in model.link.transfers.items()],
         "held": model.held,
-        "learned": sum(t.nbytes for t in learned),  # where the parameters are: on device 0
+        "kept": sum(tensor.nbytes for tensor in kept),  # where the parameters are: on device 0
     }
+
+
+def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config) -> tuple[dict, nn.Module]:
+    """Train on ``n`` simulated devices. Returns what the first step did, and the model.
+
+    Raises:
+        ParityError: after some step, a gradient or a parameter is not that of one process.
+    """
+    alone, alone_optimizer = reference(cfg)
+    net, optimizer = build(cfg)
+    model = SimulatedDataParallel(net, n, Link())
+    for step in range(cfg.steps):
+        train_step(alone, alone_optimizer, x, y)
+        train_step(model, optimizer, x, y)
+        assert_all_equal("gradient", gradients(net), gradients(alone), cfg.tolerance)
+        assert_all_equal("parameter", parameters(net), parameters(alone), cfg.tolerance)
+        if step == 0:
+            row = record_step(model, optimizer)
+    if model.called != row["called"] * cfg.steps:
+        raise CourseError("each step should do the same, and make new replicas")
+    steps_taken = " + ".join(row["called"]) or "nothing"
+    size = sum(row["through"].values())
+    print(f"devices {n}: {steps_taken}; {len(model.workers) // cfg.steps} threads; {size:,} bytes")
+    return row, net
+
+
+def inputs_from_the_host(x: torch.Tensor, n: int, cfg: Config) -> dict[int, int]:
+    """{device: bytes of inputs that reach it} when the batch ``x`` lies in the CPU's memory.
+
+    Raises:
+        CourseError: an input goes through device 0 to another one.
+    """
+    net, _ = build(cfg)
+    model = SimulatedDataParallel(net, n, Link(), batch_on=HOST)
+    model(x)
+    arrived = {}
+    for (what, source, device), size in model.link.transfers.items():
+        if what == "inputs":
+            if source != HOST:
+                raise CourseError(f"inputs of device {device} come from device {source}, not from the host")
+            arrived[device] = size
+    if model.link.through(0)["inputs"] != arrived[0]:
+        raise CourseError("device 0 should get its own part of the inputs, and no other")
+    return arrived
 
 
 def main(cfg: Config) -> None:
@@ -126,26 +198,19 @@ def main(cfg: Config) -> None:
     x, y = data.train_x[: cfg.batch].flatten(1).double(), data.train_y[: cfg.batch]
     rows = {}
     for n in range(cfg.devices + 1):
-        alone, alone_optimizer = reference(cfg)
-        net, optimizer = build(cfg)
-        model = SimulatedDataParallel(net, n, Link())
-        for step in range(cfg.steps):
-            train_step(alone, alone_optimizer, x, y)
-            train_step(model, optimizer, x, y)
-            assert_all_equal("gradient", gradients(net), gradients(alone), cfg.tolerance)
-            assert_all_equal("parameter", parameters(net), parameters(alone), cfg.tolerance)
-            if step == 0:
-                row = rows[n] = record(model, optimizer)
-        assert model.called == row["called"] * cfg.steps, "the same in each step: new replicas, too"
-        what, size = " + ".join(row["called"]) or "nothing", sum(row["through"].values())
-        print(f"devices {n}: {what}; {len(model.workers) // cfg.steps} threads; {size:,} bytes")
+        rows[n], net = train_beside_one_process(n, x, y, cfg)
     print(f"each equals one process after each of {cfg.steps} steps, in gradients and parameters")
 
     small = SimulatedDataParallel(net, 8, Link())
     small(x[:9])
-    assert len(small.workers) == 5
+    if len(small.workers) != 5:
+        raise CourseError(f"9 images on 8 devices: {len(small.workers)} devices got some, expected 5")
     print(f"a batch of 9 on 8 devices: {len(small.workers)} of them get a part of it")
-    record_results("lab_07_by_hand", {"steps": rows, "values": sum(p.sum().item() for p in net.parameters())})
+
+    from_host = inputs_from_the_host(x, 4, cfg)
+    print(f"a batch in the CPU's memory: each of 4 devices gets {from_host[0]:,} bytes from there")
+    values = sum(p.sum().item() for p in net.parameters())
+    record_results("lab_07_by_hand", {"steps": rows, "from_host": from_host, "values": values})
 
 
 if __name__ == "__main__":

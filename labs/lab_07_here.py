@@ -39,7 +39,7 @@ def main(cfg: Config) -> None:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     warnings.simplefilter("error", FutureWarning if gpus else Warning)  # GPUs of different size do warn
     alone, x, expected = reference(cfg)
-    model, *_ = reference(cfg)  # the same seed: the same model
+    model, _, _ = reference(cfg)  # the same seed: the same model
     model.zero_grad()
 
     wrapped = nn.DataParallel(model)

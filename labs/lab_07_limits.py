@@ -39,7 +39,8 @@ def on_replicas(model: Counting, x: torch.Tensor, devices: int) -> None:
 
 def main() -> None:
     x = torch.zeros(8, 3)
-    plain, replicated = Counting(), Counting()
+    plain = Counting()
+    replicated = Counting()
     nn.DataParallel(plain, device_ids=[0])(x)
     on_replicas(replicated, x, devices=4)
     for name, model in (("no replica", plain), ("4 replicas", replicated)):
@@ -49,7 +50,8 @@ def main() -> None:
 
     spread = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, device="meta"))  # meta: a device without memory
     wrapped = nn.DataParallel(nn.Identity())
-    wrapped.module, wrapped.device_ids = spread, [0, 1]  # two simulated devices
+    wrapped.module = spread
+    wrapped.device_ids = [0, 1]  # two simulated devices
     wrapped.src_device_obj = torch.device("cpu")
     text = "it was accepted"
     try:

@@ -6,8 +6,8 @@ FAULTS: list[Fault] = [
     Fault("07_here", "output = wrapped(x)", "output = wrapped(1.001 * x)", "output: differs by", ranks=0),
     Fault(
         "07_by_hand",
-        '"parameters", p, 0, d',
-        '"parameters", p if d == 0 else p.detach(), 0, d',
+        '"parameters", parameter, 0, device',
+        '"parameters", parameter if device == 0 else parameter.detach(), 0, device',
         "gradient ",
         ranks=0,
     ),
@@ -21,8 +21,26 @@ FAULTS: list[Fault] = [
         ranks=0,
     ),
     Fault("07_limits", 'device="meta"', 'device="cpu"', "a model on two devices should be refused", ranks=0),
-    Fault("07_ddp", "ring = 2 * (n - 1)", "ring = (n - 1)", "sent"),
-    Fault("07_ddp", "ddp = DistributedDataParallel(net)", "ddp = net", "gradient "),
+    Fault(
+        "07_by_hand",
+        "chunk, self.batch_on, device",
+        "chunk, 0, device",
+        "inputs of device 1 come from device 0, not from the host",
+        ranks=0,
+    ),
+    Fault(
+        "07_ddp", "ddp = DistributedDataParallel(", "ddp = (lambda net, device_ids: net)(", "the ranks hold"
+    ),
+    Fault("07_ddp", "    optimizer.step()\n", "    pass\n", "the model has not learned"),
+    Fault("07_ddp", "tensor.chunk(world_size)[rank]", "tensor", "which is not its part", run="07_traffic"),
+    Fault("07_traffic", "    ddp = DistributedDataParallel(net)\n", "    ddp = net\n", "gradient "),
+    Fault("07_traffic", "ring = 2 * (n - 1)", "ring = (n - 1)", "bytes per step, a ring"),
+    Fault(
+        "07_traffic",
+        "process_group=members)",
+        "process_group=members, broadcast_buffers=False)",
+        "bytes handed to collectives by 1 ranks",
+    ),
 ]
 
 STILL_WITHOUT = []
