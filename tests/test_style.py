@@ -1,17 +1,28 @@
-"""Code is clean for ruff, texts are clean for codespell, and both notice a fault."""
+"""Code is clean for ruff and mypy, texts are clean for codespell, and all of them notice a fault."""
 
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from tests.helpers import LESSON_PATHS, ROOT, Done, python
+from shared.tools.format import CODE
+from shared.tools.outputs import clean
+from tests.helpers import LESSON_PATHS, ROOT, Done, notebook_of, python
 from tests.rules.links import markdown_of
 
-CODE = ("shared", "labs", "tests", "conftest.py")
+SLIP = "from shared.comm.record import least_bytes\n\nleast_bytes('all_reduce', 'eight', 2)\n"
+LONG = "def f(x):\n" + "    print(x)\n" * 51
+TANGLED = (
+    "def f(x):\n" + "".join(f"    if x == {n}:\n        return {n}\n" for n in range(12)) + "    return -1\n"
+)
 
 
 def ruff(*arguments: str | Path) -> Done:
     return python("-m", "ruff", *arguments, "--no-cache", "--config", ROOT / "pyproject.toml")
+
+
+def mypy(*paths: str | Path) -> Done:
+    return python("-m", "mypy", "--config-file", ROOT / "pyproject.toml", *paths)
 
 
 def codespell(*paths: str | Path) -> Done:
@@ -24,7 +35,7 @@ def test_code_and_notebooks_are_clean():
 
 
 def test_code_is_formatted():
-    done = ruff("format", "--check", *CODE)
+    done = ruff("format", "--check", *CODE, "notebooks")
     assert done.returncode == 0, f"run `make format`\n{done.stdout}"
 
 
@@ -42,6 +53,8 @@ def test_texts_are_spelled_right(tmp_path: Path):
     [
         (("check",), "import os\n", "F401"),
         (("format", "--check"), "x = [1,2]\n", "1 file would be reformatted"),
+        (("check",), TANGLED, "C901"),
+        (("check",), LONG, "PLR0915"),
     ],
 )
 def test_untidy_code_is_found(arguments: tuple[str, ...], text: str, expected: str, tmp_path: Path):
@@ -50,6 +63,31 @@ def test_untidy_code_is_found(arguments: tuple[str, ...], text: str, expected: s
     done = ruff(*arguments, path)
     assert done.returncode == 1
     assert expected in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("cell", "code"),
+    [("x = [1,2]", 1), ("x = [1, 2]", 0), ("%%writefile ../labs/lab_90_small.py\nx = [1,2]", 0)],
+)
+def test_an_untidy_cell_is_found(cell: str, code: int, tmp_path: Path):
+    path = tmp_path / "90_small.ipynb"
+    notebook = notebook_of(cell)
+    clean(notebook)  # ruff passes over a notebook that does not say that it is Python
+    nbformat.write(notebook, path)
+    assert ruff("format", "--check", path).returncode == code
+
+
+def test_types_agree():
+    done = mypy()
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_wrong_type_is_found(tmp_path: Path):
+    path = tmp_path / "slip.py"
+    path.write_text(SLIP, encoding="utf-8")
+    done = mypy(path)
+    assert done.returncode == 1
+    assert 'incompatible type "str"; expected "int"' in done.stdout
 
 
 def test_a_slip_in_a_text_is_found(tmp_path: Path):
