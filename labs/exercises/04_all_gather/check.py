@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from shared.comm.record import record
+from shared.comm.record import CommRecord, record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
@@ -16,32 +16,66 @@ def values_of(rank: int, group: Group) -> torch.Tensor:
     return torch.arange(NUMEL, dtype=torch.float64, device=group.device) + NUMEL * rank
 
 
-def verify(answer: ModuleType, group: Group) -> str:
-    n = group.world_size
-    piece = values_of(group.rank, group)
-    with record() as log:
-        result = answer.all_gather(piece)
-    if not isinstance(result, torch.Tensor) or result.shape != (n * NUMEL,):
-        shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-        raise Wrong(f"the result is {shape}, expected one tensor of {n} pieces: ({n * NUMEL},)")
-    expected = [values_of(rank, group) for rank in range(n)]
-    for place, part in enumerate(result.view(n, NUMEL)):
+def call(answer: ModuleType, piece: torch.Tensor) -> tuple[object, CommRecord]:
+    """What the answer returns, and what it sent. Memory that it never fills is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # then torch.empty fills new tensors with NaN
+    try:
+        with record() as log:
+            result = answer.all_gather(piece)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return result, log
+
+
+def check_form(result: object, piece: torch.Tensor, n: int) -> None:
+    if not isinstance(result, torch.Tensor):
+        raise Wrong(
+            f"the result is {type(result).__name__}, expected one tensor of {n} pieces: ({n * NUMEL},)"
+        )
+    if result.shape != (n * NUMEL,):
+        raise Wrong(f"the result is {tuple(result.shape)}, expected one tensor of {n} pieces: ({n * NUMEL},)")
+    if result.dtype != piece.dtype:
+        raise Wrong(f"the result is of {result.dtype}, the pieces are of {piece.dtype}")
+
+
+def check_values(result: torch.Tensor, expected: list[torch.Tensor]) -> None:
+    for place, part in enumerate(result.chunk(len(expected))):
         if torch.equal(part, expected[place]):
             continue
         for rank, other in enumerate(expected):
             if torch.equal(part, other):
                 raise Wrong(f"in place {place} lies the piece of rank {rank}")
+        missing = int(part.isnan().sum())
+        if missing:
+            raise Wrong(
+                f"in place {place} {missing} of {NUMEL} numbers were never written: is a step missing?"
+            )
         raise Wrong(f"in place {place} lies no rank's piece; it begins with {part[0]:g}")
-    if not torch.equal(piece, expected[group.rank]):
-        raise Wrong("the result is right, but the piece that was handed in has changed")
-    target = (n - 1) * piece.numel() * piece.element_size()
-    messages, sent = log.count("send"), log.bytes("send")
+
+
+def check_messages(log: CommRecord, piece: torch.Tensor, n: int) -> None:
+    collectives = sorted(set(log.counts()) - {"send", "recv"})
+    if collectives:
+        raise Wrong(f"the result is right, but it comes from {', '.join(collectives)}; use single messages")
+    messages, sent, target = log.count("send"), log.bytes("send"), (n - 1) * piece.nbytes
     if sent != target:
         raise Wrong(
             f"the result is right, but this rank sent {sent:,} bytes in {messages} message(s); "
             f"the target is {target:,}, {n - 1} piece(s)"
         )
-    return f"{messages} message(s), {sent:,} bytes per rank, n - 1 pieces. Well done."
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    n = group.world_size
+    piece = values_of(group.rank, group)
+    result, log = call(answer, piece)
+    check_form(result, piece, n)
+    expected = [values_of(rank, group) for rank in range(n)]
+    check_values(result, expected)
+    if not torch.equal(piece, expected[group.rank]):
+        raise Wrong("the result is right, but the piece that was handed in has changed")
+    check_messages(log, piece, n)
+    return f"{log.count('send')} message(s), {log.bytes('send'):,} bytes per rank, n - 1 pieces. Well done."
 
 
 if __name__ == "__main__":
