@@ -66,7 +66,8 @@ def test_a_disagreement_is_found(extra: str | None, old: str, new: str, expected
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("python=3.12", "python=3.10", "does not satisfy"),
+        ("python=3.12", "python=3.10", "python==3.10 does not satisfy"),
+        ("python=3.12", '"python>=3.10,<3.13"', "does not satisfy"),
         ("pip,", "pip, numpy=2,", "numpy belongs into pyproject.toml"),
         ("-e .[test,pinned]", "torch==2.15.0", "not this project with its pins"),
         ("python=3.12, ", "", "python is not named once"),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import yaml
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 OLDEST_TRIED = {"torch": "2.11.0", "torchvision": "0.26.0"}
@@ -47,21 +47,31 @@ def range_problems(project: dict) -> list[str]:
 def environment_problems(text: str, project: dict) -> list[str]:
     """environment.yml brings Python and pip; all else comes from pyproject.toml."""
     environment = yaml.safe_load(text)
-    plain = [one for one in environment["dependencies"] if isinstance(one, str)]
+    conda = [_conda_requirement(one) for one in environment["dependencies"] if isinstance(one, str)]
     pip = [line for one in environment["dependencies"] if isinstance(one, dict) for line in one["pip"]]
-    names = [re.split(r"[ <>=]", one)[0] for one in plain]
     found = []
     if pip != ["-e .[test,pinned]"]:
         found.append(f"pip installs {pip}, not this project with its pins")
-    found += [f"{name} belongs into pyproject.toml" for name in names if name not in ("python", "pip")]
-    python = [one.removeprefix("python").strip() for one in plain if one.startswith("python")]
-    if len(python) != 1:
+    for one in conda:
+        if one.name not in ("python", "pip"):
+            found.append(f"{one.name} belongs into pyproject.toml")
+    pythons = [one for one in conda if one.name == "python"]
+    if len(pythons) != 1:
         found.append("python is not named once")
-    elif python[0]:
-        version = re.sub(r"[^\d.]", "", python[0].split(",")[0]).rstrip(".")
-        if not SpecifierSet(project["project"]["requires-python"]).contains(version):
-            found.append(f"python {python[0]} does not satisfy pyproject.toml")
+    allowed = SpecifierSet(project["project"]["requires-python"])
+    for python in pythons:
+        versions = [spec.version for spec in python.specifier if spec.operator != "<"]
+        if not all(allowed.contains(version) for version in versions):
+            found.append(f"{python} does not satisfy pyproject.toml")
     return found
+
+
+def _conda_requirement(text: str) -> Requirement:
+    """conda writes ``python=3.12`` for what pip writes as ``python==3.12``."""
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return Requirement(text.replace("=", "==", 1))
 
 
 def registry_problems(root: Path) -> list[str]:
