@@ -23,10 +23,21 @@ def test_values_cross_one_way_and_gradients_the_other():
     assert link.through(2) == {"values": 24, "gradients of values": 24}
 
 
-def test_on_one_stand_in_nothing_crosses():
+def test_on_one_simulated_device_nothing_crosses():
     link, tensor = Link(), torch.ones(3)
     assert link.transfer("values", tensor, 1, 1) is tensor
     assert not link.transfers
+
+
+def test_what_comes_from_the_host_passes_only_where_it_goes():
+    link = Link()
+    link.transfer("inputs", torch.ones(3), -1, 0)
+    link.transfer("inputs", torch.ones(3), -1, 1)
+    assert (link.through(-1), link.through(0), link.through(1)) == (
+        {"inputs": 24},
+        {"inputs": 12},
+        {"inputs": 12},
+    )
 
 
 def test_without_a_gradient_nothing_comes_back():
