@@ -1,113 +1,98 @@
-"""Five ways to find each other: the same group each time.
+"""Five ways to form a process group. They differ in where the store is and in what must be known beforehand.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_02_five_ways.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_02_five_ways.py
 Written by:  notebooks/02_rendezvous.ipynb
 """
 
 import gc
 import os
+import socket
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from shared.runtime.errors import ParityError
-from shared.runtime.group import pick_device, read_environment
-from shared.runtime.ports import HERE, free_ports
-from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
-from shared.runtime.run import run
+HERE = "127.0.0.1"
+TIMEOUT = timedelta(seconds=20)
 
 
-@dataclass(frozen=True)
-class Config:
-    timeout: timedelta = timedelta(seconds=20)
+def free_port() -> int:
+    """A port that is free now. A connection that has just ended on it keeps others away for a minute."""
+    with socket.create_server((HERE, 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection((HERE, port)):
+            server.accept()[0].close()
+    return port
 
 
-def ways_besides_env(
-    rank: int, n: int, ports: list[int], folder: str, cfg: Config
-) -> dict[str, Callable[[], dict]]:
-    """{way: what it passes to ``init_process_group``}. A store is made when its way is tried.
-
-    Args:
-        ports: two numbers of free ports, known to all ranks.
-        folder: an empty folder that all ranks can write to.
-
-    Source: the documentation of ``init_process_group`` and of ``torch.distributed.Store``.
-    """
-    me = {"rank": rank, "world_size": n}
-
-    def tcp_store() -> dist.TCPStore:
-        return dist.TCPStore(HERE, ports[1], n, is_master=rank == 0, timeout=cfg.timeout)
-
-    return {
-        "file://": lambda: {"init_method": f"file://{folder}/meeting", **me},
-        "FileStore": lambda: {"store": dist.FileStore(f"{folder}/store", n), **me},
-        "tcp://": lambda: {"init_method": f"tcp://{HERE}:{ports[0]}", **me},
-        "TCPStore": lambda: {"store": tcp_store(), **me},
-    }
-
-
-def reference(n: int) -> list[int]:
-    """What a group of n finds together: each rank puts rank + 1 in its own place, and the places add up."""
-    return list(range(1, n + 1))
-
-
-def what_we_are(n: int, device: torch.device) -> list[int]:
-    """The same, by this group. Collective."""
-    mine = torch.zeros(n, dtype=torch.int64, device=device)
-    mine[dist.get_rank()] = dist.get_rank() + 1
-    dist.all_reduce(mine)
-    return mine.tolist()
+def check(way: str, rank: int, n: int, device: torch.device) -> None:
+    """Assert that this process is rank ``rank`` of ``n``, and that an all-reduce finds each rank once."""
+    heard = torch.zeros(n, dtype=torch.int64, device=device)
+    heard[dist.get_rank()] = dist.get_rank() + 1
+    dist.all_reduce(heard)
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, n), f"{way}: this is rank {dist.get_rank()}"
+    assert heard.tolist() == list(range(1, n + 1)), f"{way}: heard {heard.tolist()}"
+    if rank == 0:
+        print(f"{way:9} {n} ranks, together {heard.tolist()}")
 
 
 def leave() -> None:
+    """Destroy the group. Its store ends with its last owner, so we do not wait for the garbage collector."""
     dist.barrier()
     dist.destroy_process_group()
-    gc.collect()  # a store goes with its last owner
+    gc.collect()
 
 
-def main(cfg: Config) -> None:
-    rank, local_rank, n = read_environment()
-    device = pick_device(local_rank)
-    backend = dist.get_default_backend_for_device(device)
-    if device.type == "cuda":
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    n = int(os.environ["WORLD_SIZE"])
+    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    backend = "nccl" if use_cuda else "gloo"
+    if use_cuda:
         torch.cuda.set_device(device)
 
-    # torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, so nothing else is passed.
-    ways = {"env://": dict}
-    seconds = {}
-    for way in ("env://", "file://", "FileStore", "tcp://", "TCPStore"):
-        if dist.is_initialized():
-            leave()
-        started = time.perf_counter()
-        dist.init_process_group(backend, timeout=cfg.timeout, **ways[way]())
-        seconds[way] = time.perf_counter() - started
-        who, found = (dist.get_rank(), dist.get_world_size()), what_we_are(n, device)
-        if who != (rank, n) or found != reference(n):
-            raise ParityError(
-                f"{way}: rank, size {who} found {found}, expected {(rank, n)} and {reference(n)}"
-            )
-        print_on_rank_0(f"{way:9} {n} ranks, together {found}")
-        if way == "env://":
-            # What the other ways have to know beforehand: rank 0 chooses it and tells it here.
-            plan = [free_ports(2), tempfile.mkdtemp(prefix="rank-by-rank-")] if rank == 0 else [None, None]
-            dist.broadcast_object_list(plan)
-            ways |= ways_besides_env(rank, n, *plan, cfg)
-            # Before torch 2.15 this variable made each rank believe that torchrun serves every port.
-            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-
-    record_results("lab_02_five_ways", {"seconds": seconds})
+    # 1. torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. This is the default: "env://".
+    dist.init_process_group(backend, timeout=TIMEOUT)
+    check("env://", rank, n, device)
+    # The other ways need a port or a path that all ranks know. Rank 0 chooses, and tells the others here.
+    chosen = [None, None, None]
     if rank == 0:
-        Path(plan[1]).rmdir()  # an empty folder only: both files went with their groups
-        print("The files of file:// and FileStore are gone: the last to leave deletes them.")
+        chosen = [free_port(), free_port(), tempfile.mkdtemp()]
+    dist.broadcast_object_list(chosen)
+    port, another_port, folder = chosen
+    leave()
+    # Before torch 2.15 this variable made each rank believe that torchrun serves every port.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+
+    # 2. A file that all ranks can write to.
+    me = {"rank": rank, "world_size": n, "timeout": TIMEOUT}
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", **me)
+    check("file://", rank, n, device)
+    leave()
+
+    # 3. The same with a store that we make.
+    dist.init_process_group(backend, store=dist.FileStore(f"{folder}/store", n), **me)
+    check("FileStore", rank, n, device)
+    leave()
+
+    # 4. An address of rank 0's machine, and a free port on it. Rank 0 serves the store.
+    dist.init_process_group(backend, init_method=f"tcp://{HERE}:{port}", **me)
+    check("tcp://", rank, n, device)
+    leave()
+
+    # 5. The same with a store that we make.
+    store = dist.TCPStore(HERE, another_port, n, is_master=rank == 0, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, **me)
+    check("TCPStore", rank, n, device)
+    if rank == 0:
+        Path(folder).rmdir()  # this works with an empty folder only
+        print("The files of file:// and FileStore are gone: the last rank to leave deletes them.")
     leave()
 
 
 if __name__ == "__main__":
-    run(main, Config())
+    main()

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from lab_02_five_ways import check
 
 from shared.runtime.errors import CourseError
 from shared.runtime.group import read_environment
@@ -26,22 +27,32 @@ class Config:
     timeout: timedelta = timedelta(seconds=20)
 
 
-class NotingStore(dist.Store):
-    """A store that passes each request on to ``inner`` and notes it in ``notes``.
+@dataclass(frozen=True)
+class Request:
+    """One request to the store: ``start`` and ``end`` are seconds of the machine's monotonic clock."""
 
-    A note is (operation, keys, start, end), in seconds of the machine's monotonic clock, which all
-    processes of a machine share. ``init_process_group`` takes any ``dist.Store``, also one written in Python.
+    operation: str
+    keys: list[str]
+    start: float
+    end: float
+
+
+class NotingStore(dist.Store):
+    """A store that passes each request on to ``inner`` and notes it in ``requests``.
+
+    All processes of a machine share its monotonic clock, so their notes can be compared.
+    ``init_process_group`` takes any ``dist.Store``, also one written in Python.
     """
 
     def __init__(self, inner: dist.Store) -> None:
         super().__init__()
         self.inner = inner
-        self.notes: list[tuple[str, list[str], float, float]] = []
+        self.requests: list[Request] = []
 
     def _noted(self, operation: str, keys: list[str], function: Callable, *args) -> object:
         start = time.monotonic()
         result = function(*args)
-        self.notes.append((operation, keys, start, time.monotonic()))
+        self.requests.append(Request(operation, keys, start, time.monotonic()))
         return result
 
     def set(self, key: str, value: str) -> None:
@@ -68,41 +79,48 @@ def rank_in(key: str) -> int:
     return int(key.rpartition("/")[2])
 
 
+def ranks_in(requests: list[Request], operation: str) -> list[int]:
+    """Of which ranks the addresses are that these requests write (``set``) or read (``get``), in order."""
+    return [rank_in(request.keys[-1]) for request in requests if request.operation == operation]
+
+
+def torchruns_store(cfg: Config) -> dist.Store:
+    """The store that torchrun's agent serves. The prefix keeps our keys apart from the agent's."""
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore("who waits", dist.TCPStore(address, port, is_master=False, timeout=cfg.timeout))
+
+
 def main(cfg: Config) -> None:
     rank, _, n = read_environment()
-    # The store that torchrun runs for its ranks. The prefix keeps our keys apart from others in it.
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    inner = dist.TCPStore(address, port, is_master=False, timeout=cfg.timeout)
-    inner = dist.PrefixStore("who waits", inner)
+    inner = torchruns_store(cfg)
     inner.set(f"awake {rank}", "yes")
     inner.wait([f"awake {r}" for r in range(n)])  # imports take longer on one rank than on another
 
     time.sleep(rank * cfg.apart_s)
     store = NotingStore(inner)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=cfg.timeout)
-    notes = list(store.notes)  # what forming the group took, without what follows
+    requests = list(store.requests)  # what forming the group took, without what follows
+    check("a store that takes notes", rank, n, torch.device("cpu"))
 
-    found = torch.ones(1)
-    dist.all_reduce(found)
-    if found.item() != n:
-        raise CourseError(f"{found.item():.0f} ranks answered, expected {n}")
-    written = [rank_in(key) for operation, keys, *_ in notes if operation == "set" for key in keys]
-    read = [rank_in(key) for operation, keys, *_ in notes if operation == "get" for key in keys]
-    if written != [rank] or sorted(set(read) | {rank}) != list(range(n)):
-        raise CourseError(f"rank {rank} wrote {written} and read {read}")
+    written = ranks_in(requests, "set")
+    read = ranks_in(requests, "get")
+    if written != [rank] or sorted(read) != list(range(n)):
+        raise CourseError(f"rank {rank} was to write its own address and read each once: {written}, {read}")
     print_in_rank_order(f"wrote the address of rank {written[0]}, read those of {sorted(read)}")
 
-    waits = [
-        {"for": rank_in(keys[-1]), "start": start, "end": end}
-        for operation, keys, start, end in notes
-        if operation == "wait"
-    ]
-    writes = next(start for operation, _, start, _ in notes if operation == "set")
-    done = notes[-1][3]
-    record_results("lab_02_who_waits", {"writes": writes, "waits": waits, "done": done})
+    (writes,) = [request.start for request in requests if request.operation == "set"]
+    waits = []
+    for request in requests:
+        if request.operation == "wait":
+            waits.append({"for": rank_in(request.keys[-1]), "start": request.start, "end": request.end})
+    done = requests[-1].end
+    record_results("lab_02_who_waits", {"writes": writes, "waits": waits, "done": done, "reads": len(read)})
     times = [None] * n
     dist.all_gather_object(times, (writes, done))
-    if min(done for _, done in times) < max(writes for writes, _ in times):
+    last_write = max(writes for writes, _ in times)
+    first_done = min(done for _, done in times)
+    if first_done < last_write:
         raise CourseError("a rank was done before the last one wrote its address")
     print_on_rank_0("No rank was done before the last address was written.")
     dist.barrier()

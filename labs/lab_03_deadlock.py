@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shared.comm.p2p import sendrecv
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
@@ -39,7 +40,8 @@ class Shift:
 
 def in_two_calls(task: Shift, send_first: bool, events: list[dict]) -> None:
     """``send`` and ``recv``, in this order or the other; note when each began and ended."""
-    for what in ("send", "recv") if send_first else ("recv", "send"):
+    order = ["send", "recv"] if send_first else ["recv", "send"]
+    for what in order:
         peer = task.right if what == "send" else task.left
         event = {"what": what, "peer": peer, "begin": time.monotonic()}
         try:
@@ -58,12 +60,14 @@ def by_isend(task: Shift) -> None:
     work.wait()
 
 
-def by_batch(task: Shift) -> None:
+def by_batch(task: Shift, send_first: bool) -> None:
     """Hand both over at once. ``sendrecv`` of shared.comm.p2p is these lines."""
     operations = [
         dist.P2POp(dist.isend, task.outgoing, task.right, task.mail),
         dist.P2POp(dist.irecv, task.incoming, task.left, task.mail),
     ]
+    if not send_first:
+        operations.reverse()
     for work in dist.batch_isend_irecv(operations):
         work.wait()
 
@@ -79,9 +83,10 @@ def main(cfg: Config) -> None:
             mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             return Shift(torch.full((cfg.numel,), float(rank)), torch.empty(cfg.numel), right, left, mail)
 
-        # A group of its own for the deadlock: after a timeout its connections are of no more use.
+        # A group of its own for the deadlock: after a timeout its connections are unusable.
         stuck = shift(cfg.timeout_s)
-        stuck_in = events["everyone sends first"] = []
+        stuck_in: list[dict] = []
+        events["everyone sends first"] = stuck_in
         dist.barrier()
         try:
             in_two_calls(stuck, True, stuck_in)
@@ -100,21 +105,27 @@ def main(cfg: Config) -> None:
             "rank 0 receives first": lambda log: in_two_calls(task, rank != 0, log),
             "even ranks send first": lambda log: in_two_calls(task, rank % 2 == 0, log),
             "isend": lambda log: by_isend(task),
-            "batch": lambda log: by_batch(task),
+            "batch, send listed first": lambda log: by_batch(task, send_first=True),
+            "batch, recv listed first": lambda log: by_batch(task, send_first=False),
         }
         for name, way in ways.items():
             task.incoming.fill_(-1.0)
             events[name] = []
             dist.barrier()
             begin = time.monotonic()
-            way(events[name])
+            with record() as log:
+                way(events[name])
             spans[name] = (begin, time.monotonic())
+            if log.counts() != {"send": 1, "recv": 1} or log.bytes("send") != 4 * cfg.numel:
+                raise CourseError(
+                    f"{name}: one message of {4 * cfg.numel:,} bytes was to go out: {log.calls}"
+                )
             assert_equal(name, task.incoming, expected, 0.0)
             print_on_rank_0(f"{name}: each rank has its left neighbour's tensor")
         incoming = torch.empty(cfg.numel, device=group.device)
         sendrecv(task.outgoing.to(group.device), right, incoming, left)
-        assert_equal("exchange", incoming.cpu(), expected, 0.0)
-        print_on_rank_0("exchange: the same")
+        assert_equal("sendrecv", incoming.cpu(), expected, 0.0)
+        print_on_rank_0("sendrecv: the same")
         record_results("lab_03_deadlock", {"events": events, "spans": spans})
 
 

@@ -22,6 +22,7 @@ GO, DATA = 1, 2  # tags
 @dataclass(frozen=True)
 class Config:
     sizes: tuple[int, ...] = (1, 1_000_000)  # 4 bytes and 4 MB
+    lost_handles: int = 20
     timeout_s: float = 3.0
 
 
@@ -80,18 +81,52 @@ def read_too_early(mail: dist.ProcessGroup) -> None:
     assert work.is_completed() and box.sum() == 10
 
 
-def throw_the_handle_away(lost: dist.ProcessGroup, mail: dist.ProcessGroup) -> None:
-    """Rank 0 does not keep what ``isend`` returns; the receivers wait in vain."""
+def lose_the_handle(to: int, value: float, mail: dist.ProcessGroup) -> None:
+    """Nobody keeps what ``isend`` returns, so it is gone when this function returns."""
+    dist.isend(torch.full((10,), value), to, group=mail, tag=DATA)
+
+
+def receiver_waits_already(cfg: Config, mail: dist.ProcessGroup) -> int:
+    """Rank 0 loses handles while the receivers wait for the messages; return how many arrive here."""
+    if dist.get_rank() == 0:
+        for number in range(cfg.lost_handles):
+            for rank in range(1, dist.get_world_size()):
+                dist.recv(torch.empty(1), rank, group=mail, tag=GO)
+                lose_the_handle(rank, float(number), mail)
+        return 0
+    arrived = 0
+    for number in range(cfg.lost_handles):
+        box = torch.full((10,), -1.0)
+        work = dist.irecv(box, 0, group=mail, tag=DATA)
+        dist.send(torch.ones(1), 0, group=mail, tag=GO)  # behind the request for the data, to the same rank
+        work.wait()
+        arrived += int(bool((box == number).all()))
+    return arrived
+
+
+def receiver_comes_later(lost: dist.ProcessGroup, mail: dist.ProcessGroup) -> None:
+    """Rank 0 loses a handle, and only then the receivers ask for the message: they wait in vain."""
     if dist.get_rank() == 0:
         for rank in range(1, dist.get_world_size()):
-            dist.isend(torch.ones(10), rank, group=lost, tag=DATA)
+            lose_the_handle(rank, 1.0, lost)
             dist.send(torch.ones(1), rank, group=mail, tag=GO)
         return
     dist.recv(torch.empty(1), 0, group=mail, tag=GO)
     assert_times_out(lambda: dist.recv(torch.empty(10), 0, group=lost, tag=DATA))
 
 
+def wait_twice(cfg: Config, once: dist.ProcessGroup) -> None:
+    """Rank 0 waits twice for one message that arrives: the second wait ends in a timeout."""
+    if dist.get_rank() == 0:
+        work = dist.isend(torch.ones(10), 1, group=once)
+        work.wait()
+        assert_times_out(lambda: work.wait(timedelta(seconds=cfg.timeout_s)))
+    elif dist.get_rank() == 1:
+        dist.recv(torch.empty(10), 0, group=once)
+
+
 def assert_times_out(call: Callable) -> None:
+    """The call ends with an error because nothing comes."""
     try:
         call()
     except RuntimeError as error:
@@ -115,19 +150,20 @@ def main(cfg: Config) -> None:
         read_too_early(mail)
         print_on_rank_0("irecv: zeros before wait, ones after it")
 
-        # Groups of their own for what ends in a timeout: afterwards their connections are of no more use.
-        timeout = timedelta(seconds=cfg.timeout_s)
-        lost = dist.new_group(backend="gloo", timeout=timeout)
+        arrived = receiver_waits_already(cfg, mail)
+        if group.rank > 0 and arrived != cfg.lost_handles:
+            raise CourseError(f"{arrived} of {cfg.lost_handles} messages arrived whose handles were lost")
+        print_on_rank_0(
+            f"handle lost, receiver waits already: {cfg.lost_handles} of {cfg.lost_handles} arrive"
+        )
+
+        # Groups of their own for what ends in a timeout: afterwards their connections are unusable.
+        lost = dist.new_group(backend="gloo", timeout=timedelta(seconds=cfg.timeout_s))
         once = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+        wait_twice(cfg, once)
+        receiver_comes_later(lost, mail)
         if group.rank == 0:
-            work = dist.isend(torch.ones(10), 1, group=once)
-            work.wait()
-        elif group.rank == 1:
-            dist.recv(torch.empty(10), 0, group=once)
-        throw_the_handle_away(lost, mail)
-        if group.rank == 0:
-            assert_times_out(lambda: work.wait(timeout))
-            print_in_rank_order("I kept no handle of my messages; and a second wait on one handle timed out")
+            print_in_rank_order("handle lost, receivers come later; and my second wait on a handle timed out")
         else:
             print_in_rank_order("nothing came from rank 0")
 

@@ -1,9 +1,10 @@
-"""Sender and receiver disagree about shape, dtype or size: what gloo notices, and what it does not.
+"""What is refused, and what passes: sender and receiver disagree about shape, dtype or size.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_mismatch.py
 Written by:  notebooks/03_point_to_point.ipynb
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -33,9 +34,27 @@ CASES = {
 }
 
 
+def assert_refused(what: str, call: Callable, text: str) -> None:
+    """torch raises before anything is sent."""
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        assert text in str(error), error
+        if dist.get_rank() == 1:
+            print(f"[rank 1] {what}: {type(error).__name__}, {text!r}")
+    else:
+        raise CourseError(f"{what} was to be refused")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+        neighbour = (group.rank + 1) % group.world_size
+        column = torch.ones(4, 4)[:, 0]  # its numbers do not lie side by side
+        assert_refused(
+            "to myself", lambda: dist.send(torch.ones(1), group.rank, mail), "should not be the same"
+        )
+        assert_refused("a column", lambda: dist.send(column, neighbour, mail), "has to be contiguous")
         for what, (sent, box, expected) in CASES.items():
             if group.rank == 0:
                 dist.send(sent, 1, group=mail)

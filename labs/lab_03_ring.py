@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.results import record_results
@@ -20,7 +22,7 @@ from shared.training.parity import assert_equal
 
 @dataclass(frozen=True)
 class Config:
-    numel: int = 1000
+    numel: int = 1_000_000  # 8 MB, so that a message takes long enough to be drawn
     work_s: float = 0.03  # a stand-in for what a rank computes before it passes the sum on
 
 
@@ -69,11 +71,14 @@ def main(cfg: Config) -> None:
         events: list[dict] = []
         mine = values_of(group.rank, cfg).to(group.device)
         dist.barrier()
-        held = hand_round(mine, events, cfg).cpu()
-        last = group.rank or group.world_size - 1
+        with record() as log:
+            held = hand_round(mine, events, cfg).cpu()
+        if log.counts() != {"send": 1, "recv": 1} or log.bytes("send") != 8 * cfg.numel:
+            raise CourseError(f"one message of {8 * cfg.numel:,} bytes was to go out here: {log.calls}")
+        last = group.rank if group.rank > 0 else group.world_size - 1
         assert_equal(f"sum of ranks 0 to {last}", held, reference(last + 1, cfg), 0.0)
         print_in_rank_order(f"I held the sum of ranks 0 to {last}, equal to one process")
-        print_on_rank_0(f"{group.world_size} messages, one after another")
+        print_on_rank_0(f"{group.world_size} messages of {8 * cfg.numel:,} bytes, one after another")
         record_results("lab_03_ring", {"events": events, "backend": group.backend})
 
 

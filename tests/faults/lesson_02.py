@@ -3,12 +3,36 @@
 from tests.faults import Fault
 
 FAULTS: list[Fault] = [
-    Fault("02_five_ways", "= dist.get_rank() + 1", "= 1", "env://: rank, size"),
+    Fault("02_five_ways", "= dist.get_rank() + 1", "= 1", "env://: heard [1, 1]"),
+    Fault("02_five_ways", "is_master=rank == 0", "is_master=True", "address already in use"),
+    Fault(
+        "02_who_waits", "done = requests[-1].end", "done = requests[0].end", "a rank was done before the last"
+    ),
+    Fault(
+        "02_who_waits",
+        'key.rpartition("/")[2]',
+        'key.split("/")[2]',
+        "was to write its own address and read each",
+    ),
+    Fault(
+        "02_faults",
+        'dist.PrefixStore("second group", store)',
+        "store",
+        "reused store: after the cure a rank said",
+        ranks=0,
+    ),
+    Fault(
+        "02_faults", "1: Attempt(2, elsewhere)", "1: Attempt(2, here)", "wrong address: rank 0 said", ranks=0
+    ),
+    Fault("02_agents", '"--nnodes=2"', '"--nnodes=1"', "other node missing: torchrun said", ranks=0),
+    Fault(
+        "02_agents",
+        'f"--local-addr={NOWHERE}"]',
+        '"--local-addr=127.0.0.1"]',
+        "torchrun was to complain about no-such-host.invalid",
+        ranks=0,
+    ),
+    Fault("02_backend", 'both if has_gpu else "cpu:gloo"', "both", "requires at least one CUDA device"),
 ]
 
-STILL_WITHOUT = [
-    "02_backend",
-    "02_faults",
-    "02_no_name",
-    "02_who_waits",
-]
+STILL_WITHOUT: list[str] = []

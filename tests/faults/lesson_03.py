@@ -5,15 +5,44 @@ from tests.faults import Fault
 FAULTS: list[Fault] = [
     Fault(
         "03_messages",
-        "dist.recv(box, src=0, group=mail, tag=tag)",
-        "dist.recv(box, src=0, group=mail, tag=WEIGHT + BIAS - tag)",
-        "differs by",
+        "((0, BIAS), (0, WEIGHT), (None, 0)",
+        "((0, WEIGHT), (0, BIAS), (None, 0)",
+        "AssertionError: [(0, 1.0), (0, 2.0), (2, 9.0), (0, 3.0)]",
+        ranks=3,
     ),
     Fault("03_ring", "held += mine", "held -= mine", "sum of ranks 0 to 1: differs by"),
+    Fault("03_ring", "held = mine.clone()", "held = mine", "sum of ranks 0 to 1: differs by"),
+    Fault(
+        "03_in_flight",
+        "    work.wait()\n    x.fill_(2.0)\n\n\ndef copied",
+        "    x.fill_(2.0)\n    work.wait()\n\n\ndef copied",
+        "patient, 1 numbers: 2.0 arrived, expected 1.0",
+    ),
+    Fault("03_in_flight", "dist.isend(x.clone(), to", "dist.isend(x, to", "copied, 1 numbers: 2.0 arrived"),
+    Fault(  # the handle lives on
+        "03_in_flight",
+        "    dist.isend(torch.full(",
+        "    lose_the_handle.kept = dist.isend(torch.full(",
+        "this call was to wait in vain, but it returned",
+    ),
+    Fault(
+        "03_deadlock",
+        "in_two_calls(stuck, True, stuck_in)",
+        "in_two_calls(stuck, rank != 0, stuck_in)",
+        "there was to be a deadlock, but the messages arrived",
+    ),
+    Fault(
+        "03_deadlock",
+        "dist.P2POp(dist.isend, task.outgoing,",
+        "dist.P2POp(dist.isend, task.incoming,",
+        "batch, send listed first: differs by",
+    ),
+    Fault(
+        "03_mismatch",
+        "[1065353216, 1073741824]",
+        "[1, 2]",
+        "AssertionError: ('another dtype', tensor([1065353216, 1073741824]",
+    ),
 ]
 
-STILL_WITHOUT = [
-    "03_deadlock",
-    "03_in_flight",
-    "03_mismatch",
-]
+STILL_WITHOUT: list[str] = []

@@ -16,6 +16,7 @@ from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
 NAMES = ("hal", "ada", "gus", "bob", "finn", "cleo", "eve", "dan")  # in no order: ranks are not given away
+ABSENT = ("ivy", "jim", "kay", "lou", "max", "ned", "ola", "pam", "quin", "ron", "sue", "tom")
 LATE_S = 1.5  # so much later comes the last one
 
 
@@ -35,10 +36,79 @@ class Meeting:
         self.store = dist.PrefixStore(f"exercise 02, {self.name}", store)
 
 
+class LateAnswers(dist.Store):
+    """A store that answers the first question of a process when all processes have asked theirs.
+
+    So nobody is alone between a look into the store and a write that relies on it. Requests that look and
+    write in one step, such as ``add`` and ``compare_set``, are answered at once.
+    """
+
+    LONGEST_S = 2.0  # perhaps somebody asks nothing
+
+    def __init__(self, inner: dist.Store, processes: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.processes = processes
+        self.questions = dist.PrefixStore("questions", inner)
+        self.has_asked = False
+
+    def _late(self, answer: object) -> object:
+        if not self.has_asked:
+            self.has_asked = True
+            self.questions.add("asked", 1)
+            for _ in range(round(self.LONGEST_S / 0.02)):
+                if self.questions.add("asked", 0) >= self.processes:
+                    break
+                time.sleep(0.02)
+        return answer
+
+    def check(self, keys: list[str]) -> bool:
+        return self._late(self.inner.check(keys))
+
+    def num_keys(self) -> int:
+        return self._late(self.inner.num_keys())
+
+    def add(self, key: str, amount: int) -> int:
+        answer = self.inner.add(key, amount)
+        return answer if amount else self._late(answer)
+
+    def get(self, key: str) -> bytes:
+        return self.inner.get(key)
+
+    def set(self, key: str, value: str) -> None:
+        self.inner.set(key, value)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self.inner.compare_set(key, expected, desired)
+
+    def append(self, key: str, value: str) -> None:
+        self.inner.append(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        return self.inner.delete_key(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self.inner.multi_get(keys)
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        self.inner.multi_set(keys, values)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        self.inner.wait(keys, *timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.inner.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        return self.inner.timeout
+
+
 @contextmanager
 def no_warnings() -> Iterator[None]:
     """Drop what C++ writes to stderr meanwhile: a store warns of each timeout, also of one that we want."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
         yield
@@ -48,14 +118,18 @@ def no_warnings() -> Iterator[None]:
         os.close(nothing)
 
 
-def attempt(answer: ModuleType, meeting: Meeting, who: int, n: int) -> object:
+def attempt(
+    answer: ModuleType, meeting: Meeting, store: dist.Store, rank: int, everybody: list[str]
+) -> object:
     """What ``meet`` returned or raised. It runs in a thread, so that it cannot hold up the check."""
-    names = [NAMES[(who + k) % n] for k in range(n)]  # another order on each rank
-    outcome, timeout = [], timedelta(seconds=meeting.patience)
+    turn = rank % len(everybody)
+    names = everybody[turn:] + everybody[:turn]  # another order on each rank
+    timeout = timedelta(seconds=meeting.patience)
+    outcome = []
 
     def call() -> None:
         try:
-            outcome.append(answer.meet(meeting.store, NAMES[who], f"{who}.example:5000", names, timeout))
+            outcome.append(answer.meet(store, NAMES[rank], address_of(rank), names, timeout))
         except Exception as error:
             outcome.append(error)
 
@@ -73,66 +147,101 @@ def attempt(answer: ModuleType, meeting: Meeting, who: int, n: int) -> object:
     return outcome[0]
 
 
-def problem_of(found: object, everyone: list, waited: bool, rank: int) -> str | None:
-    """What is wrong with what this rank found, given what all of them found."""
-    n = len(everyone)
+def address_of(rank: int) -> str:
+    return f"{rank}.example:5000"
+
+
+def problem_of_one(found: object) -> str | None:
+    """What is wrong with what ``meet`` returned or raised here, whatever it did elsewhere."""
     if isinstance(found, Exception):
         return f"all came, but meet raised {type(found).__name__}: {found}".splitlines()[0]
-    if not waited:
-        return f"went on before {NAMES[n - 1]} had come"
     if not isinstance(found, tuple) or len(found) != 2:
-        return f"meet returned {type(found).__name__}, expected a rank and a list of addresses"
-    ranks = [one[0] for one in everyone if isinstance(one, tuple)]
-    if sorted(ranks) != list(range(n)):
-        return f"{n} processes took the ranks {sorted(ranks)}, expected {list(range(n))}"
-    if sorted(found[1]) != [f"{r}.example:5000" for r in range(n)]:
+        return f"meet returned {type(found).__name__}, expected a tuple of a rank and a list of addresses"
+    rank, addresses = found
+    if not isinstance(rank, int):
+        return f"the rank is {rank!r}, a {type(rank).__name__}, expected an int"
+    if not isinstance(addresses, (list, tuple)):
+        return f"the addresses are a {type(addresses).__name__}, expected a list"
+    for address in addresses:
+        if not isinstance(address, str):
+            return f"{address!r} is a {type(address).__name__}, expected a str"
+    return None
+
+
+def problem_of_all(found: tuple[int, list[str]], everyone: list[tuple], rank: int) -> str | None:
+    """What is wrong with what this rank found, given what all of them found."""
+    n = len(everyone)
+    ranks = sorted(one[0] for one in everyone)
+    if ranks != list(range(n)):
+        return f"{n} processes took the ranks {ranks}, expected {list(range(n))}"
+    if sorted(found[1]) != [address_of(r) for r in range(n)]:
         return f"the addresses are {found[1]}, expected one of each of the {n} processes"
-    if found[1][found[0]] != f"{rank}.example:5000":
+    if found[1][found[0]] != address_of(rank):
         return f"{NAMES[rank]} has rank {found[0]}, but its address stands in another place"
-    if any(one[1] != found[1] for one in everyone):
+    if any(list(one[1]) != list(found[1]) for one in everyone):
         return "the processes do not agree on who has which rank"
     return None
 
 
-def everybody_comes(answer: ModuleType, group: Group, meeting: Meeting) -> bool:
-    """Whether all found the right thing; raise ``Wrong`` on a rank that did not. The last one comes late."""
-    n, arrivals = group.world_size, dist.PrefixStore("arrivals", meeting.store)
+def everybody_comes(answer: ModuleType, group: Group, meeting: Meeting, late: bool) -> bool:
+    """Whether all found the right thing; raise ``Wrong`` on a rank that did not.
+
+    ``late``: the last one comes late. Otherwise all look into the store at the same time.
+    """
+    rank, n = group.rank, group.world_size
+    arrivals = dist.PrefixStore("arrivals", meeting.store)
+    store = meeting.store if late else LateAnswers(meeting.store, n)
     dist.barrier()
-    if group.rank == n - 1:
+    if late and rank == n - 1:
         time.sleep(LATE_S)
         arrivals.set("the late one", "came")
-    found = attempt(answer, meeting, group.rank, n)
-    waited = arrivals.check(["the late one"])
-    everyone, problems = [None] * n, [None] * n
-    dist.all_gather_object(everyone, found if isinstance(found, tuple) else None)
-    problem = problem_of(found, everyone, waited, group.rank)
+    found = attempt(answer, meeting, store, rank, list(NAMES[:n]))
+    problem = problem_of_one(found)
+    if problem is None and late and not arrivals.check(["the late one"]):
+        problem = f"went on before {NAMES[n - 1]} had come"
+    everyone = [None] * n
+    dist.all_gather_object(everyone, None if problem else found)
+    if problem is None and None not in everyone:
+        problem = problem_of_all(found, everyone, rank)
+    problems = [None] * n
     dist.all_gather_object(problems, problem)
     if problem:
         raise Wrong(problem)
     return not any(problems)
 
 
-def one_is_missing(answer: ModuleType, group: Group, meeting: Meeting) -> None:
-    n, missing = group.world_size, NAMES[group.world_size - 1]
-    if NAMES[group.rank] == missing:
-        return
-    found = attempt(answer, meeting, group.rank, n)
+def some_are_missing(answer: ModuleType, group: Group, meeting: Meeting) -> None:
+    """Those in ``ABSENT`` never come: after one timeout in all, the error names them and nobody else."""
+    present = NAMES[: group.world_size]
+    found = attempt(answer, meeting, meeting.store, group.rank, [*present, *ABSENT])
     if not isinstance(found, TimeoutError):
         what = f"raised {type(found).__name__}" if isinstance(found, Exception) else "returned"
-        raise Wrong(f"{missing} did not come, and meet {what}; expected is TimeoutError")
-    named = [name for name in NAMES[:n] if re.search(rf"\b{name}\b", str(found))]
-    if named != [missing]:
-        raise Wrong(f"{missing} is missing, but the error names {', '.join(named) or 'nobody'}")
+        raise Wrong(f"{len(ABSENT)} did not come, and meet {what}; expected is TimeoutError")
+    named = [name for name in (*present, *ABSENT) if re.search(rf"\b{name}\b", str(found))]
+    unnamed = [name for name in ABSENT if name not in named]
+    blamed = [name for name in present if name in named]
+    if unnamed:
+        raise Wrong(f"{unnamed[-1]} did not come, but the error does not say so: {str(found)!r}")
+    if blamed:
+        raise Wrong(f"the error names {blamed[-1]}, who came: {str(found)!r}")
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    if group.world_size < 2:
+    n = group.world_size
+    if n < 2:
         raise Wrong("a rendezvous needs two processes: --nproc-per-node=2")
-    # Both stores are connected before the first collective: a slow start is nobody's fault.
-    meetings = Meeting("everybody", 8, 15, 9), Meeting("one is missing", 2, 5, 7)
-    if everybody_comes(answer, group, meetings[0]):
-        one_is_missing(answer, group, meetings[1])
-    return f"{group.world_size} processes met, waited for the late one, and named the missing one. Well done."
+    # The stores are connected before the first collective: a slow start is nobody's fault.
+    at_once = Meeting("at the same time", 8, 10, 15)
+    one_late = Meeting("one is late", 8, 10, 15)
+    some_missing = Meeting("some are missing", 1, 3, 5)
+    went_well = everybody_comes(answer, group, one_late, late=True)
+    went_well = went_well and everybody_comes(answer, group, at_once, late=False)
+    if went_well:
+        some_are_missing(answer, group, some_missing)
+    return (
+        f"{n} processes waited for a late one, met at the same time, and named {len(ABSENT)} who did not "
+        "come. Well done."
+    )
 
 
 if __name__ == "__main__":

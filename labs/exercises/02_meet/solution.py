@@ -15,12 +15,12 @@ def meet(
         me: my name.
         address: where I can be reached. So far only I know it.
         names: the names of all n processes, mine too, in another order for each process.
-        timeout: how long to wait for the others.
+        timeout: how long to wait for the others, all of them together.
 
     The ranks are 0 .. n - 1, and all processes agree on who has which. The rule is up to you.
 
     Raises:
-        TimeoutError: not all came in time. Its text names who is missing, and nobody else.
+        TimeoutError: not all came in time. Its text names all who are missing, and nobody else.
     """
     # solution: begin
     store.set(me, address)

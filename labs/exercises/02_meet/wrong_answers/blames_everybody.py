@@ -1,4 +1,4 @@
-# rejected: gus is missing, but the error names hal, ada, gus
+# rejected: the error names gus, who came
 """Knows that somebody is missing, not who."""
 
 from datetime import timedelta

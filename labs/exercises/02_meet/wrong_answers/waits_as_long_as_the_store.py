@@ -1,4 +1,4 @@
-# rejected: gus did not come, and meet raised DistStoreError; expected is TimeoutError
+# rejected: 12 did not come, and meet raised DistStoreError; expected is TimeoutError
 """get waits as well, but with the store's own timeout, and it names a key."""
 
 from datetime import timedelta

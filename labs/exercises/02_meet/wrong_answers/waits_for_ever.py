@@ -1,4 +1,4 @@
-# rejected: after 7 s meet was still waiting; its timeout was 2 s
+# rejected: after 5 s meet was still waiting; its timeout was 1 s
 """Looks again and again, and never at the clock."""
 
 import time

@@ -1,4 +1,4 @@
-# rejected: dist.barrier was called; allowed are send and recv
+# rejected: a barrier was called; allowed are send and recv
 """The usual way with a collective."""
 
 import torch
