@@ -91,7 +91,7 @@ class Checkpointed(nn.Module):
 
 
 def ready_twice(group: Group) -> None:
-    """DDP's search in the graph does not see into a reentrant checkpoint, which runs a backward of its own."""
+    """A reentrant checkpoint hides its layers from DDP's search in the graph: they look unused at first."""
     for reentrant in (True, False):
         model = Checkpointed(reentrant).to(group.device)
         ddp = DistributedDataParallel(model, find_unused_parameters=True)

@@ -40,7 +40,8 @@ class FlatDDP(nn.Module):
         self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
         self.trainable = [p for p in module.parameters() if p.requires_grad]
-        sizes = [*(p.numel() for p in self.trainable), len(self.trainable)]  # in the end: who was used
+        sizes = [p.numel() for p in self.trainable]
+        sizes.append(len(self.trainable))  # at the end: one number for each parameter, was it used?
         self.flat = self.trainable[0].new_zeros(sum(sizes))
         self.parts = self.flat.split(sizes)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
@@ -57,14 +58,17 @@ class FlatDDP(nn.Module):
                 part.zero_()
             else:
                 part.copy_(parameter.grad.flatten())
-        self.parts[-1].copy_(torch.tensor([p.grad is not None for p in self.trainable]))
+        used = torch.tensor([p.grad is not None for p in self.trainable])
+        self.parts[-1].copy_(used)
         dist.all_reduce(self.flat, group=self.process_group)
         self.flat /= self.ranks
-        for parameter, mean, users in zip(self.trainable, self.parts, self.parts[-1].tolist(), strict=False):
-            if users and parameter.grad is None:
-                parameter.grad = mean.view_as(parameter).clone()
-            elif users:
-                parameter.grad.copy_(mean.view_as(parameter))
+        share_of_users = self.parts[-1].tolist()  # on a GPU this line waits for the all-reduce, each step
+        for parameter, mean, share in zip(self.trainable, self.parts, share_of_users, strict=False):
+            if share == 0:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(mean.view_as(parameter))
 
 
 def main(cfg: Config) -> None:

@@ -4,22 +4,11 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_naive.py
 Written by:  notebooks/09_ddp_inside.ipynb
 """
 
-from dataclasses import dataclass
+import os
 
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from shared.comm.broadcast import broadcast_from_rank_0
-from shared.runtime.group import process_group
-from shared.runtime.results import record_results
-from shared.runtime.run import run
-from shared.training.side_by_side import train_side_by_side
-
-
-@dataclass(frozen=True)
-class Config:
-    tolerance: float = 1e-12  # float64
 
 
 class NaiveDDP(nn.Module):
@@ -37,10 +26,12 @@ class NaiveDDP(nn.Module):
         self.module = module
         self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
-        broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group=process_group, group_src=0)
 
     def forward(self, *inputs, **kwargs):
-        broadcast_from_rank_0(self.module.buffers(), self.process_group)
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, group=self.process_group, group_src=0)
         return self.module(*inputs, **kwargs)
 
     @torch.no_grad()
@@ -50,20 +41,39 @@ class NaiveDDP(nn.Module):
         used = torch.tensor([float(p.grad is not None) for p in trainable], device=trainable[0].device)
         dist.all_reduce(used, group=self.process_group)  # on how many ranks each parameter was used
         for parameter, users in zip(trainable, used.tolist(), strict=True):
-            if users:
-                if parameter.grad is None:  # used elsewhere: this rank adds nothing, but takes part
-                    parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad, group=self.process_group)
-                parameter.grad /= self.ranks
+            if users == 0:
+                continue
+            if parameter.grad is None:  # used elsewhere: this rank adds nothing, but takes part
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=self.process_group)
+            parameter.grad /= self.ranks
 
 
-def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group:
-        result = train_side_by_side(NaiveDDP, group, tolerance=cfg.tolerance)
-        # 5 parameters are used in each step, the 2 of the branch in some; one more call says which.
-        assert result.calls == [6 if step % 3 == 0 else 8 for step in range(6)], result.calls
-        record_results("lab_09_naive", result._asdict())
+def main() -> None:
+    local_rank = int(os.environ["LOCAL_RANK"])
+    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    dist.init_process_group("nccl" if use_cuda else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(rank)  # a different model on each rank, on purpose
+    ddp = NaiveDDP(nn.Linear(4, 1, dtype=torch.float64).to(device))
+    x = torch.arange(ranks * 4, dtype=torch.float64, device=device).view(ranks, 4)  # the global batch
+    ddp(x[rank : rank + 1]).sum().backward()
+    own = ddp.module.weight.grad.flatten().tolist()
+    ddp.reduce_gradients()
+    mean = ddp.module.weight.grad.flatten()
+
+    everyones = [None] * ranks
+    dist.all_gather_object(everyones, own)
+    if rank == 0:
+        for r, gradient in enumerate(everyones):
+            print(f"rank {r}: its own gradient is {gradient}")
+        print(f"after reduce_gradients: {mean.tolist()} on each rank")
+    assert torch.allclose(mean, x.mean(0)), "the gradient of the whole batch, and the same on each rank"
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run(main, Config())
+    main()

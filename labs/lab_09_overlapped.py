@@ -4,149 +4,185 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_overlapped.py
 Written by:  notebooks/09_ddp_inside.ipynb
 """
 
-import weakref
-from contextlib import contextmanager
-from dataclasses import dataclass
+import gc
+import os
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 
-from shared.comm.broadcast import broadcast_from_rank_0
-from shared.runtime.group import process_group
-from shared.runtime.results import record_results
-from shared.runtime.run import run
-from shared.training.side_by_side import same_buckets, train_side_by_side
+MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Config:
-    tolerance: float = 1e-12  # float64
-    cap: float = 0.005  # MiB: a small net, and yet several buckets
-    caps: tuple[float | None, ...] = (None, 25, 1, 3)  # MiB, for 8 layers of 1 MiB
+@torch.no_grad()
+def broadcast_from_rank_0(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Overwrite ``tensors`` with those of the group's first rank, one message for each dtype."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
+        flat = torch.cat([tensor.flatten() for tensor in same])
+        dist.broadcast(flat, group=group, group_src=0)
+        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            # By .data, as in DDP: a backward that is still to come does not mind that a buffer has changed.
+            tensor.data.copy_(part.view_as(tensor))
 
 
-def fill_buckets(parameters: list[torch.Tensor], order: list[int], caps: tuple) -> list[list[int]]:
-    """Fill buckets in this order, each with one dtype on one device, and close one when it *reaches* its
-    cap in bytes: ``caps[0]`` for the first (in DDP: of each dtype), ``caps[1]`` for all others."""
-    buckets, growing = [], {}
+def fill_buckets(parameters: list[nn.Parameter], order: list[int], caps: list[float]) -> list[list[int]]:
+    """Positions of parameters, in this order, cut into buckets of one dtype.
+
+    A bucket is closed when it *reaches* its cap in bytes: ``caps[0]`` for the first, ``caps[1]`` for others.
+    """
+    full: list[list[int]] = []
+    open_buckets: dict[torch.dtype, list[int]] = {}
     for index in order:
-        kind = (parameters[index].dtype, parameters[index].device)
-        growing.setdefault(kind, []).append(index)
-        if sum(parameters[i].nbytes for i in growing[kind]) >= caps[bool(buckets)]:
-            buckets.append(growing.pop(kind))
-    return buckets + list(growing.values())
+        dtype = parameters[index].dtype
+        bucket = open_buckets.setdefault(dtype, [])
+        bucket.append(index)
+        cap = caps[0] if not full else caps[1]
+        if sum(parameters[i].nbytes for i in bucket) >= cap:
+            full.append(open_buckets.pop(dtype))
+    return full + list(open_buckets.values())
+
+
+class Bucket:
+    """Gradients that travel together.
+
+    Attributes:
+        indices: positions of its parameters.
+        flat: their gradients in one 1-D tensor.
+        views: {position: its part of ``flat``, in the parameter's shape}.
+        missing: positions whose gradients are not in yet.
+        work: the all-reduce, once it is launched.
+    """
+
+    def __init__(self, indices: list[int], parameters: list[nn.Parameter]) -> None:
+        self.indices = indices
+        sizes = [parameters[i].numel() for i in indices]
+        self.flat = torch.zeros(
+            sum(sizes), dtype=parameters[indices[0]].dtype, device=parameters[indices[0]].device
+        )
+        self.views = {}
+        for index, part in zip(indices, self.flat.split(sizes), strict=True):
+            self.views[index] = part.view_as(parameters[index])
+        self.missing = set(indices)
+        self.work: dist.Work | None = None
 
 
 class OverlappedDDP(nn.Module):
-    """Data parallel training that communicates while backward goes on. Stands in for torch's DDP.
+    """Data parallel training that communicates while backward goes on.
 
-    When ``backward()`` returns, ``p.grad`` is the mean over the ranks and a view of a bucket, for each
-    parameter p that some rank used. Other gradients stay as they were, as in DDP with
-    ``find_unused_parameters=True``. What ``no_sync()`` gathered is averaged along.
+    When ``backward()`` returns, each ``p.grad`` is the mean over the ranks, and a view of a bucket. As with
+    torch's DDP by default, each parameter that learns must take part in each backward.
 
     Args:
         module: the model, built alike on each rank. Its parameters and buffers become rank 0's.
         bucket_cap_mb: a bucket is full when it has so many MiB. None: the first at 1, the others at 25.
         process_group: the ranks that average their gradients; None for all.
-        broadcast_buffers: whether each forward begins with rank 0's buffers; also as forward_sync_buffers.
-        of_ddp: DDP's other options may be given, such as find_unused_parameters. They change nothing.
 
-    Raises:
-        ValueError: no parameter learns. Gradients must be dense, and each rank must use some parameter
-        in each backward, or the others wait for it until the timeout.
-
-    Shapes: a bucket is one-dimensional; the last one ends in one number per parameter: was it used?
     Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, sections 3.2 and 4.2.
     """
 
-    def __init__(self, module, bucket_cap_mb=None, process_group=None, broadcast_buffers=True, **of_ddp):
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_cap_mb: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
         super().__init__()
-        self.trainable = [p for p in module.parameters() if p.requires_grad]  # a tied one once
-        if not self.trainable:
-            raise ValueError("no parameter of the module requires a gradient")
-        self.module, self.process_group = module, process_group
+        self.module = module
+        self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
-        self.broadcast_buffers = of_ddp.get("forward_sync_buffers", broadcast_buffers)
-        self.caps = (2**20, 25 * 2**20) if bucket_cap_mb is None else (bucket_cap_mb * 2**20,) * 2
-        self.sync, self.sync_this, self.settled, self.works = True, True, False, []
-        self.used: dict[int, None] = {}  # by this rank since the last all-reduce, in order of arrival
+        self.trainable = [p for p in module.parameters() if p.requires_grad]  # a tied one once
+        self.caps = [MIB, 25 * MIB] if bucket_cap_mb is None else [bucket_cap_mb * MIB] * 2
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
-        self._make_buckets([*range(len(self.trainable))][::-1])  # a guess: what comes last is ready first
-        me = weakref.ref(self)  # a hook that held self would make a reference cycle
+        guess = list(reversed(range(len(self.trainable))))  # what is used last is ready first
+        self._make_buckets(guess)
+        self.follows_arrival = False
         for index, parameter in enumerate(self.trainable):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=index: (ddp := me()) and ddp._ready(i))
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
 
     def _make_buckets(self, order: list[int]) -> None:
-        self.buckets = fill_buckets(self.trainable, order, self.caps)
-        self.memory, self.views = [], {}
-        for bucket in self.buckets:
-            sizes = [self.trainable[i].numel() for i in bucket]
-            sizes.append(len(self.trainable) if bucket is self.buckets[-1] else 0)
-            self.memory.append(self.trainable[bucket[0]].new_zeros(sum(sizes)))
-            *parts, self.flags = self.memory[-1].split(sizes)
-            self.views |= {i: part.view_as(self.trainable[i]) for i, part in zip(bucket, parts, strict=True)}
+        layout = fill_buckets(self.trainable, order, self.caps)
+        self.buckets = [Bucket(indices, self.trainable) for indices in layout]
+        self.bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
+        self.launched = 0  # buckets of this backward that are on their way
+        self.arrived: list[int] = []  # gradients of this backward, in the order in which they came
 
     def forward(self, *inputs, **kwargs):
-        if self.broadcast_buffers and self.sync_this:  # as DDP: when the forward before this one synced
-            broadcast_from_rank_0(self.module.buffers(), self.process_group)
-        self.works = [work for work in self.works if not work.wait()]  # of a backward that broke off
-        self.sync_this, self.missing = self.sync and torch.is_grad_enabled(), []
+        broadcast_from_rank_0(self.module.buffers(), self.process_group)
         return self.module(*inputs, **kwargs)
 
-    def _ready(self, index: int) -> None:
-        """Autograd calls this as soon as the gradient of a parameter is complete."""
-        self.used[index] = None
-        if self.sync_this:
-            if not self.missing:  # the first of this backward
-                self.missing, self.works = [set(bucket) for bucket in self.buckets], []
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # called in the end
-            self._put(index)
-
     @torch.no_grad()
-    def _put(self, index: int) -> None:
-        """Put a gradient into its bucket. Launch what is full, but in turn: in one order on all ranks."""
-        parameter, view = self.trainable[index], self.views[index]
-        if parameter.grad is None:
-            view.zero_()
-        else:
-            parameter.grad = torch.div(parameter.grad, self.ranks, out=view)
-        next(missing for missing in self.missing if index in missing).remove(index)
-        while (turn := len(self.works)) < len(self.buckets) and not self.missing[turn]:
-            self.flags.copy_(torch.tensor([i in self.used for i in range(len(self.trainable))]))
-            self.works.append(dist.all_reduce(self.memory[turn], group=self.process_group, async_op=True))
+    def _gradient_ready(self, index: int, parameter: nn.Parameter) -> None:
+        """The hook: autograd calls it as soon as the gradient of a parameter is complete."""
+        if not self.arrived:  # the first of this backward: have autograd call _finish at its end
+            Variable._execution_engine.queue_callback(self._finish)
+        self.arrived.append(index)
+        bucket = self.bucket_of[index]
+        view = bucket.views[index]
+        torch.div(parameter.grad, self.ranks, out=view)
+        parameter.grad = view  # so that nothing has to be copied back
+        bucket.missing.remove(index)
+        self._launch_in_turn()
+
+    def _launch_in_turn(self) -> None:
+        """Launch what is full, but in the order of the buckets, which is the same on all ranks."""
+        while self.launched < len(self.buckets):
+            bucket = self.buckets[self.launched]
+            if bucket.missing:
+                return
+            bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
+            self.launched += 1
 
     def _finish(self) -> None:
-        for index in [i for missing in self.missing for i in sorted(missing)]:  # not used by this rank
-            self._put(index)
-        self.works = [work for work in self.works if not work.wait()]
-        for index, users in enumerate(self.flags.tolist()):
-            if users and self.trainable[index].grad is None:
-                self.trainable[index].grad = self.views[index]
-        if not self.settled:  # from now on, buckets follow the order in which rank 0's gradients came
-            order = [*dict.fromkeys([*self.used, *range(len(self.trainable))[::-1]])]
-            broadcast_from_rank_0(
-                [order := torch.tensor(order, device=self.flags.device)], self.process_group
-            )
+        """The end of backward: wait for all buckets, and prepare the next backward."""
+        unused = sorted(index for bucket in self.buckets for index in bucket.missing)
+        if unused:
+            raise RuntimeError(f"parameters {unused} got no gradient in this backward")
+        for bucket in self.buckets:
+            bucket.work.wait()
+            bucket.missing = set(bucket.indices)
+        if not self.follows_arrival:  # from now on, buckets follow the order in which rank 0's gradients came
+            order = torch.tensor(self.arrived, device=self.buckets[0].flat.device)
+            dist.broadcast(order, group=self.process_group, group_src=0)
             self._make_buckets(order.tolist())
-        self.settled, self.used, self.missing, self.works = True, {}, [], []
-
-    @contextmanager
-    def no_sync(self):
-        """What is forwarded in here adds to this rank's gradients only."""
-        before, self.sync = self.sync, False
-        try:
-            yield
-        finally:
-            self.sync = before
+            self.follows_arrival = True
+        self.launched = 0
+        self.arrived = []
 
 
-def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group:
-        result = train_side_by_side(lambda net: OverlappedDDP(net, cfg.cap), group, tolerance=cfg.tolerance)
-        layouts = same_buckets(OverlappedDDP, group, cfg.caps)
-        record_results("lab_09_overlapped", result._asdict() | {"layouts": layouts})
+def main() -> None:
+    local_rank = int(os.environ["LOCAL_RANK"])
+    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    dist.init_process_group("nccl" if use_cuda else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(rank)  # a different model on each rank, on purpose
+    layers = [nn.Linear(32, 32, bias=False, dtype=torch.float64) for _ in range(3)]
+    ddp = OverlappedDDP(nn.Sequential(*layers).to(device), bucket_cap_mb=0.001)  # a bucket for each layer
+    launched_when_ready = []
+    for parameter in ddp.parameters():  # a second hook: how many buckets are on their way by now?
+        parameter.register_post_accumulate_grad_hook(lambda _: launched_when_ready.append(ddp.launched))
+    x = torch.randn(ranks, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    ddp(x[rank : rank + 1]).square().sum().backward()
+    gradients = [p.grad.clone() for p in ddp.parameters()]
+
+    alone = torch.autograd.grad(ddp.module(x).square().sum() / ranks, list(ddp.parameters()))
+    if rank == 0:
+        for layer, launched in zip(reversed(range(3)), launched_when_ready, strict=True):
+            print(f"the gradient of layer {layer} is ready: {launched} of 3 buckets are on their way")
+    assert launched_when_ready == [1, 2, 3], "each bucket leaves as soon as it is full"
+    for gradient, truth in zip(gradients, alone, strict=True):
+        assert torch.allclose(gradient, truth, atol=1e-12), "the mean over the ranks is that of one process"
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run(main, Config())
+    main()
+    gc.collect()  # the hooks and the module hold each other; see lesson 08 for the end of a script

@@ -6,6 +6,7 @@ Written by:  notebooks/09_ddp_inside.ipynb
 
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,34 @@ class Config:
     repeats: int = 3
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """One backward pass, in seconds since it began.
+
+    Attributes:
+        ready: when each layer's gradient was ready, last layer first.
+        sent: the all-reduces.
+        first_wait: when this rank began to wait for the first of them.
+        done: when all was done.
+    """
+
+    ready: list[float]
+    sent: list[Sending]
+    first_wait: float
+    done: float
+
+    def gradients_before_launch(self) -> int:
+        """How many gradients were ready when the first all-reduce was launched."""
+        return sum(moment <= self.sent[0].launched for moment in self.ready)
+
+    def hidden(self) -> float:
+        """The part of the wire's busy time that lies before the last gradient was ready."""
+        end_of_backward = self.ready[-1]
+        busy = sum(one.end - one.start for one in self.sent)
+        behind = sum(max(0.0, min(one.end, end_of_backward) - one.start) for one in self.sent)
+        return behind / busy
+
+
 class Slow(torch.autograd.Function):
     """Passes (batch, width) on as it is. On the way back it takes a given time: the work of a layer."""
 
@@ -43,90 +72,99 @@ class Slow(torch.autograd.Function):
 
 def backward(
     buckets: list[list[int]], overlap: bool, compute_s: float, cfg: Config, group: Group
-) -> tuple[list[float], list[Sending], float]:
-    """One backward pass with all-reduces, launched when a bucket is full, or all after backward.
-
-    Returns when each layer's gradient was ready, last layer first, what was sent, and when all was done,
-    in seconds since backward began.
-    """
+) -> Timeline:
+    """One backward pass with all-reduces, launched when a bucket is full, or all after backward."""
     shape = (cfg.width, cfg.width)
     weights = [torch.zeros(shape, requires_grad=True, device=group.device) for _ in range(cfg.layers)]
     x = torch.ones(1, cfg.width, device=group.device)
     for weight in weights:
         x = Slow.apply(x + x @ weight, compute_s)
-    ready, works = [], []
+    ready = []
+    works = []
 
     def launch(bucket: list[int]) -> None:
         flat = torch.cat([weights[layer].grad.flatten() for layer in bucket])
         works.append(dist.all_reduce(flat, async_op=True))
 
-    def hook(layer: int) -> None:
+    def hook(layer: int, _: torch.Tensor) -> None:
         ready.append(time.perf_counter() - start)
         for bucket in buckets:
             if overlap and layer == bucket[-1]:
                 launch(bucket)
 
     for layer, weight in enumerate(weights):
-        weight.register_post_accumulate_grad_hook(lambda _, layer=layer: hook(layer))
+        weight.register_post_accumulate_grad_hook(partial(hook, layer))
     dist.barrier()
     with on_wire(Wire(cfg.alpha_s, cfg.bytes_per_s)) as wire:
         start = time.perf_counter()
         x.sum().backward()
-        for bucket in buckets:
-            if not overlap:
+        if not overlap:
+            for bucket in buckets:
                 launch(bucket)
         for work in works:
             work.wait()
+    done = time.perf_counter() - start
     sent = [Sending(s.bytes, s.launched - start, s.start - start, s.end - start) for s in wire.log]
-    return ready, sent, time.perf_counter() - start
+    return Timeline(ready, sent, wire.waits[0] - start, done)
 
 
 def predict(buckets: list[list[int]], compute_s: float, cfg: Config, ranks: int) -> float:
     """Seconds that the alpha-beta model expects: each bucket waits for its gradients and for the wire."""
-    wire, done = Wire(cfg.alpha_s, cfg.bytes_per_s), 0.0
+    wire = Wire(cfg.alpha_s, cfg.bytes_per_s)
+    done = 0.0
     for bucket in buckets:
         full = (cfg.layers - bucket[-1]) * compute_s  # layers are numbered forward
         done = max(done, full) + wire.seconds(len(bucket) * cfg.width**2 * 4, ranks)
     return done
 
 
+def compare(cfg: Config, group: Group) -> dict[str, Timeline]:
+    """The three ways on the same net; what they hide is asserted by the order in which things happen."""
+    backwards = list(reversed(range(cfg.layers)))
+    each = [[layer] for layer in backwards]
+    one_layer = Wire(cfg.alpha_s, cfg.bytes_per_s).seconds(cfg.width**2 * 4, group.world_size)
+    ways = {"naive": (each, False), "flat": ([backwards], False), "overlapped": (each, True)}
+    timelines = {}
+    for way, (buckets, overlap) in ways.items():
+        line = backward(buckets, overlap, 1.25 * one_layer, cfg, group)
+        expected_hidden = 1 - 1 / cfg.layers if overlap else 0.0
+        expected_gradients = 1 if overlap else cfg.layers
+        assert line.first_wait >= line.ready[-1], f"{way}: this rank waited while backward was under way"
+        assert line.gradients_before_launch() == expected_gradients, (way, line.gradients_before_launch())
+        assert abs(line.hidden() - expected_hidden) < 1e-6, (way, line.hidden())
+        print_on_rank_0(
+            f"{way:10}: {len(line.sent):2} all-reduces, the first after {expected_gradients:2} "
+            f"of {cfg.layers} gradients; {line.hidden():.1%} of the wire's time is hidden"
+        )
+        timelines[way] = line
+    return timelines
+
+
+def sweep(cfg: Config, group: Group) -> list[dict]:
+    """Times by bucket size, on a wire that is slower than backward, beside what the model expects."""
+    backwards = list(reversed(range(cfg.layers)))
+    rows = []
+    for size in (1, 2, 4, 8, 16):
+        buckets = [backwards[i : i + size] for i in range(0, cfg.layers, size)]
+        predicted = predict(buckets, cfg.sweep_compute_s, cfg, group.world_size)
+        took = []
+        for _ in range(cfg.repeats):
+            took.append(backward(buckets, True, cfg.sweep_compute_s, cfg, group).done)
+        # sleeping never takes less than it should
+        assert min(took) >= predicted, f"buckets of {size}: {min(took)} s, the model says {predicted} s"
+        rows.append({"size": size, "predicted": predicted, "took": took})
+    return rows
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
-        n = group.world_size
-        backwards = list(range(cfg.layers))[::-1]
-        each, all_in_one = [[layer] for layer in backwards], [backwards]
-        one_layer = Wire(cfg.alpha_s, cfg.bytes_per_s).seconds(cfg.width**2 * 4, n)
-        ways = {"naive": (each, False), "flat": (all_in_one, False), "overlapped": (each, True)}
-        timelines = {}
-        for way, (buckets, overlap) in ways.items():
-            ready, sent, done = backward(buckets, overlap, 1.25 * one_layer, cfg, group)
-            first_launch = sum(moment <= sent[0].launched for moment in ready)
-            busy = sum(s.end - s.start for s in sent)
-            hidden = sum(max(0.0, min(s.end, ready[-1]) - s.start) for s in sent) / busy
-            expected = (1 - 1 / cfg.layers, 1) if overlap else (0.0, cfg.layers)
-            assert abs(hidden - expected[0]) < 1e-6 and first_launch == expected[1], (
-                way,
-                hidden,
-                first_launch,
-            )
-            print_on_rank_0(
-                f"{way:10}: {len(sent):2} all-reduces, the first after {first_launch:2} of {cfg.layers} "
-                f"gradients; {hidden:.1%} of the wire's time is hidden"
-            )
-            timelines[way] = {"ready": ready, "sent": [asdict(s) for s in sent], "done": done}
-
-        sweep = []
-        for size in (1, 2, 4, 8, 16):
-            buckets = [backwards[i : i + size] for i in range(0, cfg.layers, size)]
-            predicted = predict(buckets, cfg.sweep_compute_s, cfg, n)
-            took = [backward(buckets, True, cfg.sweep_compute_s, cfg, group)[2] for _ in range(cfg.repeats)]
-            assert min(took) >= predicted, (size, took, predicted)  # sleeping never takes less
-            sweep.append({"size": size, "predicted": predicted, "took": took})
-        best = min(sweep, key=lambda row: row["predicted"])
+        timelines = compare(cfg, group)
+        rows = sweep(cfg, group)
+        best = min(rows, key=lambda row: row["predicted"])
+        assert best["size"] not in (1, cfg.layers), best
         print_on_rank_0(f"by the model, buckets of {best['size']} layers are best: {best['predicted']:.4f} s")
-        record_results(
-            "lab_09_paced", {"timelines": timelines, "sweep": sweep, "layer_bytes": cfg.width**2 * 4}
-        )
+        lines = {way: asdict(line) for way, line in timelines.items()}
+        record_results("lab_09_paced", {"timelines": lines, "sweep": rows, "layer_bytes": cfg.width**2 * 4})
 
 
 if __name__ == "__main__":

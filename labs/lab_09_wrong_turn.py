@@ -33,24 +33,29 @@ def gradients(in_turn: bool, cfg: Config, group: Group) -> list[torch.Tensor]:
     Even ranks use a first and b second, odd ranks the other way round. Backward comes to what was used
     last first, so the ranks' buckets become full in different orders.
     """
-    a, b = (torch.ones(cfg.numel, device=group.device, requires_grad=True) for _ in range(2))
-    buckets, works, full = [b, a], [], []  # the turn that all ranks know: b, then a
+    a = torch.ones(cfg.numel, device=group.device, requires_grad=True)
+    b = torch.ones(cfg.numel, device=group.device, requires_grad=True)
+    buckets = [b, a]  # the turn that all ranks know
+    works = []
 
     def launch(parameter: torch.Tensor) -> None:
         works.append(dist.all_reduce(parameter.grad, async_op=True))
 
     def hook(parameter: torch.Tensor) -> None:
-        full.append(parameter)
         if not in_turn:
             launch(parameter)
-        while in_turn and len(works) < 2 and any(buckets[len(works)] is one for one in full):
+            return
+        while len(works) < len(buckets) and buckets[len(works)].grad is not None:
             launch(buckets[len(works)])
 
     for parameter in buckets:
         parameter.register_post_accumulate_grad_hook(hook)
     x = float(group.rank + 1)
-    uses = [a * x, b * (10 * x)] if group.rank % 2 == 0 else [b * (10 * x), a * x]
-    sum(used.sum() for used in uses).backward()
+    if group.rank % 2 == 0:
+        loss = (a * x).sum() + (b * (10 * x)).sum()
+    else:
+        loss = (b * (10 * x)).sum() + (a * x).sum()
+    loss.backward()
     for work in works:
         work.wait()
     return [a.grad / group.world_size, b.grad / group.world_size]

@@ -1,11 +1,15 @@
 """The DDPs of lesson 09 stand in for torch's, and faulty ones are found; the paced wire keeps its time."""
 
+import ast
 import time
 
 import pytest
 
 from shared.comm.paced import GBIT, Wire
-from tests.helpers import SCRIPTS, torchrun
+from tests.helpers import EXERCISE_FOLDER, ROOT, SCRIPTS
+from tests.warm import warm_torchrun
+
+LAB = ROOT / "labs" / "lab_09_overlapped.py"
 
 FOUND = {
     "Sums": "Sums: step 0, ours and torch's DDP: gradient first.weight: differs by",
@@ -13,19 +17,22 @@ FOUND = {
     "ZerosForNone": "ZerosForNone: step 0, ours and torch's DDP: gradient: has [",
     "Forgets": "Forgets: step 0, ours and torch's DDP: gradient",
     "OtherCap": "OtherCap: bucket_cap_mb 1: our",
+    "SendsAfterBackward": "SendsAfterBackward: 0 all-reduces are launched before the last of 6 gradients",
+    "BlocksInTheHook": "BlocksInTheHook: backward waits inside a hook until the other ranks join",
+    "IgnoresArrival": "IgnoresArrival: where layers are used in another order than they are registered, 0",
 }
 
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    done = torchrun(SCRIPTS / "ddp_by_hand.py", ranks=3)
+    done = warm_torchrun(SCRIPTS / "ddp_by_hand.py", ranks=3)
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
 
 
 @pytest.mark.slow
 def test_ours_are_the_same_as_torchs_ddp(lines: list[str]):
-    assert sum(line.startswith("6 steps equal to torch's DDP") for line in lines) == 4
+    assert sum(line.startswith("6 steps equal to torch's DDP") for line in lines) == 5
     assert [line for line in lines if line.startswith("same as DDP")] == [
         f"same as DDP with bucket_cap_mb {cap}" for cap in (None, 0.001, 0.002)
     ]
@@ -36,6 +43,18 @@ def test_ours_are_the_same_as_torchs_ddp(lines: list[str]):
 def test_a_faulty_ddp_is_found(faulty: str, lines: list[str]):
     assert [line for line in lines if line.startswith(f"{faulty}:")], lines
     assert next(line for line in lines if line.startswith(f"{faulty}:")).startswith(FOUND[faulty])
+
+
+def test_the_exercise_gives_what_the_lab_has():
+    """Both hold the same helpers, for each is to be read and copied by itself."""
+    solution = EXERCISE_FOLDER / "09_overlapped_ddp" / "solution.py"
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (LAB, solution)]
+    for name in ("broadcast_from_rank_0", "fill_buckets", "Bucket"):
+        lab, exercise = [
+            next(ast.unparse(node) for node in tree.body if getattr(node, "name", "") == name)
+            for tree in trees
+        ]
+        assert lab == exercise, name
 
 
 def test_the_wire_takes_what_the_model_says():

@@ -14,7 +14,7 @@ from typing import cast
 
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from shared.comm.paced import GBIT, Wire, on_wire
 from shared.runtime.group import Group, process_group
@@ -86,14 +86,19 @@ def predict(alone: Step, cap: float, wire: Wire, ranks: int) -> float:
 
 
 def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> list[tuple]:
-    """(name, start, end) in seconds of forward, backward and each all-reduce of a step, by torch.profiler."""
+    """(name, start, end) in seconds of forward, backward, finish and each all-reduce, by torch.profiler.
+
+    *finish* is where a rank waits for all-reduces: after backward, or at the end of OverlappedDDP's backward.
+    """
     step = Step(wrappers(members, args.bucket_cap_mb, None)[way], args, group)
+    if hasattr(step.model, "_finish"):
+        step.model._finish = record_function("finish")(step.model._finish)
     for _ in range(WARM_UP):
         step(members)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would report that there is no GPU
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step(members)
-    wanted = ("forward", "backward", ALL_REDUCE)
+    wanted = ("forward", "backward", "finish", ALL_REDUCE)
     events = [event for event in profiler.events() if event.name in wanted]
     last = max((event for event in events if event.name == ALL_REDUCE), key=lambda one: one.time_range.start)
     events.remove(last)  # Step's own

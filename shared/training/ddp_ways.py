@@ -97,7 +97,8 @@ class Step:
         with record_function("backward"):
             loss.backward()
         if hasattr(self.model, "reduce_gradients"):
-            self.model.reduce_gradients()
+            with record_function("finish"):
+                self.model.reduce_gradients()
         took = torch.tensor([forward - self.start, self.now() - forward], device=self.group.device)
         REAL_ALL_REDUCE(took, op=dist.ReduceOp.MAX, group=members)  # the slowest rank counts
         forward_s, backward_s = took.tolist()

@@ -2,12 +2,81 @@
 
 from tests.faults import Fault
 
-FAULTS: list[Fault] = []
+EARLY = "0 all-reduces are launched before the last of 6 gradients is ready"
+ARRIVAL = "let buckets follow the order of arrival"
 
-STILL_WITHOUT = [
-    "09_flat",
-    "09_naive",
-    "09_overlapped",
-    "09_paced",
-    "09_wrong_turn",
+FAULTS: list[Fault] = [
+    Fault("09_naive", "parameter.grad /= self.ranks", "pass", "the gradient of the whole batch"),
+    Fault(
+        "09_naive",
+        "            if users == 0:\n                continue\n",
+        "",
+        "gradient: has [",
+        run="09_equal",
+    ),
+    Fault("09_flat", "        self.flat /= self.ranks\n", "", "gradient first.weight: differs by"),
+    Fault("09_flat", "            if share == 0:\n                continue\n", "", "gradient: has ["),
+    # All is sent when backward is over.
+    Fault(
+        "09_overlapped",
+        "        self._launch_in_turn()\n\n    def _launch",
+        "        if len(self.arrived) == len(self.trainable):\n"
+        "            self._launch_in_turn()\n\n    def _launch",
+        EARLY,
+        run="09_equal",
+    ),
+    # The all-reduce blocks inside the hook.
+    Fault(
+        "09_overlapped",
+        "            self.launched += 1\n",
+        "            bucket.work.wait()\n            self.launched += 1\n",
+        "backward waits inside a hook until the other ranks join",
+        run="09_equal",
+    ),
+    # Buckets ignore the order of arrival.
+    Fault(
+        "09_overlapped",
+        "self._make_buckets(order.tolist())",
+        "self._make_buckets(list(reversed(range(len(order)))))",
+        ARRIVAL,
+        run="09_equal",
+    ),
+    Fault(
+        "09_overlapped",
+        "torch.div(parameter.grad, self.ranks, out=view)",
+        "view.copy_(parameter.grad)",
+        "gradient first.weight: differs by",
+        run="09_equal",
+    ),
+    Fault("09_overlapped", "[bucket_cap_mb * MIB] * 2", "[2 * MIB] * 2", "ours are [[", run="09_equal"),
+    Fault(
+        "09_equal",
+        "overlapped = train_side_by_side(\n            lambda net: OverlappedDDP(net, cfg.cap)",
+        "overlapped = train_side_by_side(\n            lambda net: net",
+        "after construction",
+    ),
+    Fault(
+        "09_paced",
+        "works.append(dist.all_reduce(flat, async_op=True))",
+        "works.append(dist.all_reduce(flat, async_op=True))\n        works[-1].wait()",
+        "this rank waited while backward was under way",
+    ),
+    Fault(
+        "09_paced", "if overlap and layer == bucket[-1]", "if overlap and layer == 0", "('overlapped', 16)"
+    ),
+    Fault("09_paced", "time.sleep(ctx.seconds)", "time.sleep(ctx.seconds / 20)", "('overlapped', 0."),
+    Fault(
+        "09_wrong_turn",
+        "buckets = [b, a]  # the turn that all ranks know",
+        "buckets = [b, a] if group.rank else [a, b]",
+        "in turn: the gradients are wrong, unlike in this lab",
+    ),
+    Fault(
+        "09_wrong_turn",
+        "if group.rank % 2 == 0:",
+        "if group.rank >= 0:",
+        "as soon as full: the gradients are right",
+    ),
 ]
+
+STILL_WITHOUT: list[str] = []

@@ -23,18 +23,13 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN = {
-    "02": "lab_02_five_ways",
-    "03": "lab_03_messages",
     "04": "lab_04_collectives",
     "05": "lab_05_ring",
-    "07": "lab_07_ddp",
-    "09": "lab_09_naive",
     "10": "lab_10_train",
     "11": "lab_11_rank0",
     "12": "lab_12_skew",
     "13": "lab_13_try_except",
     "15": "lab_15_ddp",
-    "18": "lab_18_by_hand",
     "19": "lab_19_unit",
     "23": "lab_23_calls",
     "24": "lab_24_gradients",

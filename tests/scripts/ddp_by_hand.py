@@ -1,4 +1,4 @@
-"""OverlappedDDP in place of torch's DDP, as somebody else would use it; faulty DDPs, which must be found."""
+"""Exercise 09's solution in place of torch's DDP, as somebody else would use it; faulty DDPs are found."""
 
 import contextlib
 import copy
@@ -9,15 +9,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.paced import Wire, on_wire
-from shared.runtime.errors import ParityError
+from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
+from shared.runtime.loading import load_file
 from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import ROOT
 from shared.runtime.run import run
 from shared.training.ddp_ways import from_lab
+from shared.training.overlap import assert_overlap
 from shared.training.side_by_side import same_buckets, train_side_by_side
 
-Naive, Flat = from_lab("naive", "NaiveDDP"), from_lab("flat", "FlatDDP")
-Overlapped = from_lab("overlapped", "OverlappedDDP")
+Naive = from_lab("naive", "NaiveDDP")
+Flat = from_lab("flat", "FlatDDP")
+Simple = from_lab("overlapped", "OverlappedDDP")
+SOLUTION = ROOT / "labs" / "exercises" / "09_overlapped_ddp" / "solution.py"
+Overlapped = load_file(SOLUTION, "solution_09").OverlappedDDP
+
+PATIENCE_S = 15  # less than the timeout of the group
 
 
 class Net(nn.Module):
@@ -37,13 +45,15 @@ class Net(nn.Module):
         return {"out": self.sometimes(x) + x if sometimes else x}
 
 
-def same_as_ddp(group: Group, cap: float | None, buffers: bool, to_none: bool) -> None:
-    """Nine steps, some without clearing gradients, some of three parts of which two do not communicate."""
+def same_as_ddp(group: Group, cap: float | None, to_none: bool) -> None:
+    """Nine steps, some without clearing gradients, some of three parts of which two do not communicate.
+
+    In some, a forward without gradients stands between forward and backward.
+    """
     torch.manual_seed(group.rank)
     net = Net().double()
-    options = {"bucket_cap_mb": cap, "find_unused_parameters": True}
-    ours = Overlapped(copy.deepcopy(net), broadcast_buffers=buffers, **options)
-    theirs = DistributedDataParallel(net, forward_sync_buffers=buffers, **options)
+    ours = Overlapped(copy.deepcopy(net), bucket_cap_mb=cap)
+    theirs = DistributedDataParallel(net, bucket_cap_mb=cap, find_unused_parameters=True)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     optimizers = [torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9) for ddp in (ours, theirs)]
     for step in range(9):
@@ -56,7 +66,11 @@ def same_as_ddp(group: Group, cap: float | None, buffers: bool, to_none: bool) -
             sometimes = (False, group.rank == 0, True, group.rank == group.world_size - 1)[(step + part) % 4]
             for ddp in (ours, theirs):
                 with ddp.no_sync() if part < parts - 1 else contextlib.nullcontext():
-                    ddp(x, sometimes)["out"].square().mean().backward()
+                    loss = ddp(x, sometimes)["out"].square().mean()
+                    if step % 2:
+                        with torch.no_grad():
+                            ddp(x, sometimes)
+                    loss.backward()
         for (name, p), (_, q) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None), (step, name)
             assert p.grad is None or (p.grad - q.grad).abs().max() < 1e-12, (step, name)
@@ -95,18 +109,45 @@ class Forgets(Naive):
         pass
 
 
-class OtherCap(Overlapped):
+class OtherCap(Simple):
     def __init__(self, module: nn.Module, bucket_cap_mb: float | None) -> None:
         super().__init__(module, bucket_cap_mb=2)
+
+
+class SendsAfterBackward(Simple):
+    def _launch_in_turn(self) -> None:
+        if not any(bucket.missing for bucket in self.buckets):
+            super()._launch_in_turn()
+
+
+class BlocksInTheHook(Simple):
+    def _launch_in_turn(self) -> None:
+        before = self.launched
+        super()._launch_in_turn()
+        for bucket in self.buckets[before : self.launched]:
+            bucket.work.wait()
+
+
+class IgnoresArrival(Simple):
+    def _make_buckets(self, order: list[int]) -> None:
+        super()._make_buckets(sorted(order, reverse=True))
 
 
 def main() -> None:
     with process_group(timeout_s=60) as group:
         for wrap in (Naive, Flat, Overlapped, lambda net: Overlapped(net, 1e-6)):
             train_side_by_side(wrap, group)
-        for cap, buffers, to_none in ((None, True, True), (0.001, True, False), (0.002, False, True)):
-            same_as_ddp(group, cap, buffers, to_none)
+        train_side_by_side(Simple, group, unused=False)
+        for cap, to_none in ((None, True), (0.001, False), (0.002, True)):
+            same_as_ddp(group, cap, to_none)
             print_on_rank_0(f"same as DDP with bucket_cap_mb {cap}")
+        for right in (Simple, Overlapped):
+            assert_overlap(right, group, PATIENCE_S)
+        for mutant in (SendsAfterBackward, BlocksInTheHook, IgnoresArrival):
+            try:
+                assert_overlap(mutant, group, PATIENCE_S)
+            except CourseError as error:
+                print_on_rank_0(f"{mutant.__name__}: {error}")
         for faulty in (Sums, KeepsItsOwn, ZerosForNone, Forgets):
             try:
                 train_side_by_side(faulty, group)
@@ -121,6 +162,7 @@ def main() -> None:
             dist.all_reduce(x)
             dist.all_reduce(x, async_op=True).wait()
         assert [sending.bytes for sending in wire.log] == [16, 16] and x.tolist() == [group.world_size**2] * 4
+        assert len(wire.waits) == 2
         assert dist.all_reduce(x) is None and len(wire.log) == 2
 
 

@@ -1,0 +1,146 @@
+"""Check of exercise 09. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+
+import contextlib
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.exercises import Wrong, check_exercise
+from shared.runtime.group import Group
+from shared.training.overlap import assert_overlap
+
+TOLERANCE = 1e-12  # float64
+CAP = 0.0005  # MiB: half a KiB, so that there are several buckets
+PATIENCE_S = 10  # a rank that stands still so long counts as blocked; nobody waits so long in a right answer
+TIMEOUT_S = 30
+LEARNING_RATE = 0.1
+
+
+class Net(nn.Module):
+    """Tied, frozen, conditional and never used layers, used in another order than registered.
+
+    Input (batch, 8), output (batch, 8), float64. ``left`` and ``right`` have the same size; ``swap`` uses
+    them in the other order, ``sometimes`` adds a layer.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.last = nn.Linear(8, 8)
+        self.left = nn.Linear(8, 8)
+        self.never = nn.Linear(8, 8)
+        self.sometimes = nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.right = nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.tied.weight = self.first.weight
+        self.double()
+
+    def forward(self, x: torch.Tensor, sometimes: bool, swap: bool) -> torch.Tensor:
+        x = torch.tanh(self.tied(torch.tanh(self.first(x))))
+        one, other = (self.right, self.left) if swap else (self.left, self.right)
+        x = torch.tanh(other(torch.tanh(one(self.frozen(x)))))
+        if sometimes:
+            x = x + self.sometimes(x)
+        return self.last(x)
+
+
+class Part:
+    """One forward and backward within a step: on which ranks layers are used, and how."""
+
+    def __init__(
+        self, sometimes: str = "nobody", swap: bool = False, sync: bool = True, evaluate: bool = False
+    ):
+        self.sometimes = sometimes
+        self.swap = swap  # odd ranks use two layers in the other order
+        self.sync = sync  # False: under no_sync()
+        self.evaluate = evaluate  # a forward without gradients between forward and backward
+
+    def loss(self, model: nn.Module, x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+        on = {"nobody": False, "rank 0": rank == 0, "the last rank": rank == ranks - 1, "all": True}
+        return model(x[rank], on[self.sometimes], self.swap and rank % 2 == 1).square().mean()
+
+
+# What each step of training is told to be, and its parts.
+STEPS = {
+    "the first step": [Part()],
+    "layers used in different orders on different ranks": [Part(swap=True)],
+    "a layer that nobody uses": [Part()],
+    "a layer that rank 0 alone uses": [Part("rank 0")],
+    "a layer that all use again": [Part("all")],
+    "a forward under no_grad between forward and backward": [Part(evaluate=True)],
+    "three parts, two of them under no_sync()": [Part("all", sync=False), Part(sync=False), Part()],
+    "a layer used only under no_sync()": [Part("the last rank", sync=False), Part()],
+    "the step after no_sync()": [Part("rank 0")],
+}
+
+
+def verify_parity(answer: ModuleType, group: Group) -> int:
+    """Train the answer beside one process. Return the number of compared steps."""
+    ours = Net(group.rank).to(group.device)
+    alone = Net(0).to(group.device)
+    ddp = answer.OverlappedDDP(ours, bucket_cap_mb=CAP)
+    generator = torch.Generator().manual_seed(0)
+    for told, parts in STEPS.items():
+        for model in (ours, alone):
+            model.zero_grad()
+        for number, part in enumerate(parts, start=1):
+            x = torch.randn(group.world_size, 4, 8, dtype=torch.float64, generator=generator).to(group.device)
+            with contextlib.nullcontext() if part.sync else ddp.no_sync():
+                loss = part.loss(ddp, x, group.rank, group.world_size)
+                if part.evaluate:
+                    with torch.no_grad():
+                        ddp(x[0], False, False)
+                with record() as log:
+                    loss.backward()
+            if not part.sync and log.count():
+                raise Wrong(f"{told}: backward number {number} sent something, {dict(log.counts())}")
+            allowed = len(ddp.trainable) + 1  # one for each gradient at worst, and who has used what
+            calls = log.count("all_reduce")
+            if calls > allowed:
+                raise Wrong(f"{told}: {calls} all-reduces in one backward, for {allowed - 1} gradients")
+            losses = [part.loss(alone, x, rank, group.world_size) for rank in range(group.world_size)]
+            torch.stack(losses).mean().backward()
+        compare(told, ours, alone, group)
+        with torch.no_grad():
+            for model in (ours, alone):
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter -= LEARNING_RATE * parameter.grad
+    return len(STEPS)
+
+
+def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
+    """Raise ``Wrong`` unless all gradients are those of one process."""
+    for (name, p), truth in zip(ours.named_parameters(), alone.parameters(), strict=True):
+        where = f"{told}: on rank {group.rank} the gradient of {name}"
+        if p.grad is None and truth.grad is not None:
+            raise Wrong(f"{where} is None, but some rank has used it")
+        if p.grad is not None and truth.grad is None:
+            raise Wrong(f"{where} is there, but nobody has used it: it must stay None")
+        if p.grad is None:
+            continue
+        off = (p.grad - truth.grad).abs().max().item()
+        if off > TOLERANCE:
+            raise Wrong(f"{where} is off the mean over the ranks by {off:.1e} ({p.grad.dtype})")
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    steps = verify_parity(answer, group)
+    try:
+        events = assert_overlap(answer.OverlappedDDP, group, PATIENCE_S)
+    except CourseError as error:
+        raise Wrong(str(error)) from None
+    gradients = events.count("gradient ready")
+    return (
+        f"{steps} steps equal one process to {TOLERANCE:.0e}, and {gradients - 1} of {gradients} buckets "
+        "leave before the last gradient is ready. Well done."
+    )
+
+
+if __name__ == "__main__":
+    check_exercise("09_overlapped_ddp", verify, timeout_s=TIMEOUT_S)
