@@ -61,8 +61,9 @@ class Draws(Dataset):
 
 
 def seed_worker(first: int, step: int, worker: int) -> None:
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(first + step * worker)
+    torch.manual_seed(first + step * worker)
+    np.random.seed(first + step * worker)
+    random.seed(first + step * worker)
 
 
 def draws(way: str, cfg: Config, group: Group) -> dict[str, list[int]]:
@@ -91,7 +92,8 @@ def accuracies(group: Group) -> dict[str, tuple[int, int]]:
     }
     found = {}
     for name, share in shares.items():
-        dist.all_reduce(counts := torch.tensor([share.count(0), len(share)], device=group.device))
+        counts = torch.tensor([share.count(0), len(share)], device=group.device)
+        dist.all_reduce(counts)
         found[name] = tuple(counts.tolist())
     return found | {"one process": (1, total)}
 
@@ -99,10 +101,12 @@ def accuracies(group: Group) -> dict[str, tuple[int, int]]:
 def overflow(cfg: Config, group: Group) -> list[tuple[bool, float]]:
     """(skipped, scale) of three fp16 steps; in the second the last rank's own gradient overflows."""
     model = DistributedDataParallel(nn.Linear(8, 4).to(group.device))
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), GradScaler(group.device.type)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = GradScaler(group.device.type)
     steps = []
     for size in (0.1, 1000.0 if group.rank == group.world_size - 1 else 0.1, 0.1):
-        x, before = torch.full((2, 8), size, device=group.device), model.module.weight.detach().clone()
+        x = torch.full((2, 8), size, device=group.device)
+        before = model.module.weight.detach().clone()
         optimizer.zero_grad()
         with torch.autocast(group.device.type, torch.float16):
             loss = model(x).float().logsumexp(1).mean()
@@ -117,7 +121,8 @@ def overflow(cfg: Config, group: Group) -> list[tuple[bool, float]]:
 
 def main(cfg: Config) -> None:
     with process_group(seed=cfg.seed, smallest=2) as group:
-        ranks, workers = group.world_size, cfg.workers
+        ranks = group.world_size
+        workers = cfg.workers
         same = {call: len(set(map(tuple, orders(cfg, group, call)))) == 1 for call in (False, True)}
         assert same == {False: True, True: False}
         print_on_rank_0(

@@ -29,7 +29,8 @@ def launch() -> None:
     parser = Options(description=__doc__.partition("\n")[0], epilog="All else goes to the training script.")
     parser.add_argument("--ranks", type=positive, default=2, help="how many processes to start (2)")
     options, arguments = parser.parse_known_args()
-    context, common = get_context("spawn"), (options.ranks, free_port(), arguments)
+    context = get_context("spawn")
+    common = (options.ranks, free_port(), arguments)
     running = [context.Process(target=entry, args=(rank, *common)) for rank in range(options.ranks)]
     for process in running:
         process.start()

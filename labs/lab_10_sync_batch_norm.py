@@ -64,7 +64,8 @@ def compare(kind: str, size: int, pg: dist.ProcessGroup, cfg: Config, group: Gro
         shape = (sum(split), cfg.channels, cfg.side, cfg.side)
         x, wanted = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(2))
         x = (x + torch.arange(len(x)).reshape(-1, 1, 1, 1)).to(group.device)  # the ranks' means differ
-        wanted, mine = wanted.to(group.device), slice(sum(split[: group.rank]), sum(split[: group.rank + 1]))
+        wanted = wanted.to(group.device)
+        mine = slice(sum(split[: group.rank]), sum(split[: group.rank + 1]))
         out, grad = one_step(whole, x, wanted)
         ours.zero_grad()
         with record() as log:
@@ -93,7 +94,8 @@ def main(cfg: Config) -> None:
             pg = dist.new_group(range(size))
             for kind in ("even", "uneven", "one empty") if size > 1 else ("even",):
                 found = compare(kind, size, pg, cfg, group) if group.rank < size else (0.0, 0.0)
-                dist.all_reduce(worst := torch.tensor(found, device=group.device), dist.ReduceOp.MAX)
+                worst = torch.tensor(found, device=group.device)
+                dist.all_reduce(worst, dist.ReduceOp.MAX)
                 largest, local = worst.tolist()
                 if kind in ("even", "uneven") and size > 1 and local < 0.1:
                     raise CourseError(f"local batch norm was to differ, and is off by {local}")

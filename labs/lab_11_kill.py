@@ -56,26 +56,44 @@ class Doom:
     """
 
     def __init__(self, last: int | None) -> None:
-        self.last, self.moments = last, []
-        opened = io.open
-        io.open = lambda *args, **kw: self.strike("open") or DoomedFile(opened(*args, **kw), self)
-        os.fsync, os.replace = self.before("fsync", os.fsync), self.before("replace", os.replace)
+        self.last = last
+        self.moments = []
+        real_open = io.open
 
-    def strike(self, what: str, half: Callable = lambda: None) -> None:
+        def doomed_open(*args, **kwargs) -> "DoomedFile":
+            self.strike("open")
+            return DoomedFile(real_open(*args, **kwargs), self)
+
+        io.open = doomed_open
+        os.fsync = self.before("fsync", os.fsync)
+        os.replace = self.before("replace", os.replace)
+
+    def strike(self, what: str, half: Callable[[], object] | None = None) -> None:
+        """One moment: die now, after ``half`` of the work, or note it and go on."""
         if len(self.moments) == self.last:
-            half()
+            if half is not None:
+                half()
             os.kill(os.getpid(), signal.SIGKILL)
         self.moments.append(what)
 
     def before(self, what: str, function: Callable) -> Callable:
-        return lambda *args: self.strike(what) or function(*args)
+        """``function``, with a moment before it."""
+
+        def wrapper(*args) -> object:
+            self.strike(what)
+            return function(*args)
+
+        return wrapper
 
 
 class DoomedFile:
     """A file whose writes are moments of ``doom``."""
 
     def __init__(self, file: io.BufferedWriter, doom: Doom) -> None:
-        self.file, self.doom, self.flush, self.fileno = file, doom, file.flush, file.fileno
+        self.file = file
+        self.doom = doom
+        self.flush = file.flush
+        self.fileno = file.fileno
 
     def __enter__(self) -> "DoomedFile":
         return self
@@ -119,12 +137,16 @@ def left_at(path: Path) -> str:
 
 
 def main(cfg: Config) -> None:
-    old, new, rows = reference(1, cfg), reference(2, cfg), {}
+    old = reference(1, cfg)
+    new = reference(2, cfg)
+    rows = {}
     with tempfile.TemporaryDirectory() as folder:
-        path, before = Path(folder) / "checkpoint.pt", Path(folder) / "before.pt"
+        path = Path(folder) / "checkpoint.pt"
+        before = Path(folder) / "before.pt"
         torch.save(old, before)
         for save in (save_plainly, save_atomically):
-            moments, left = die_while(save, new, path, None), []
+            moments = die_while(save, new, path, None)
+            left = []
             for moment in range(len(moments)):
                 path.write_bytes(before.read_bytes())  # what the last kill left beside it stays there
                 die_while(save, new, path, moment)

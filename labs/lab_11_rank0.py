@@ -67,7 +67,8 @@ def load_too_early(scene: str, ddp: DistributedDataParallel, path: Path, group: 
         elif scene == "an older file":
             torch.save(ConvNet().state_dict(), path)
     dist.barrier()
-    outcome, model = "waits", ddp.module
+    outcome = "waits"
+    model = ddp.module
     if group.rank > 0:
         model = ConvNet().to(group.device)
         try:
@@ -107,7 +108,8 @@ def whose_device(path: Path) -> str:
 
 def prefix(ddp: DistributedDataParallel) -> list[str]:
     """What the wrapper's names do to a plain model."""
-    state, plain = ddp.state_dict(), ConvNet().to(next(ddp.parameters()).device)
+    state = ddp.state_dict()
+    plain = ConvNet().to(next(ddp.parameters()).device)
     before = [(name, p.clone()) for name, p in parameters(plain)]
     lines = [f"the wrapper's first name is {next(iter(state))}"]
     try:

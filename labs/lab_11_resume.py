@@ -102,13 +102,15 @@ def train(it: Run, cfg: Config, group: Group, saving: Path | None = None) -> Run
             it.scaler.update()
             if it.scaler.get_scale() >= scale:  # else fp16 overflowed, and the optimizer's step was skipped
                 it.scheduler.step()
-            dist.all_reduce(total := loss.detach().clone())
+            total = loss.detach().clone()
+            dist.all_reduce(total)
             it.losses.append(total.item() / group.world_size)
             it.position += 1
             if saving:
                 save_or_die(it, cfg, group, saving)
         if it.position == len(batches):
-            it.epoch, it.position = it.epoch + 1, 0
+            it.epoch = it.epoch + 1
+            it.position = 0
     return it
 
 
@@ -129,7 +131,8 @@ def main(cfg: Config, killed: bool) -> None:
             train(new_run(cfg, group), cfg, group, saving=path)
         saved = load_checkpoint(path)
         unbroken = train(new_run(cfg, group), cfg, group)
-        done, resumed = len(saved["losses"]), {}
+        done = len(saved["losses"])
+        resumed = {}
         for forget in ("", *PARTS):
             it = new_run(cfg, group)
             restore(it, saved, group, forget)

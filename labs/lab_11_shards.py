@@ -40,7 +40,8 @@ class Config:
 def reference(cfg: Config) -> dict[str, torch.Tensor]:
     """What one process holds after a step: each parameter and Adam's two averages for it."""
     torch.manual_seed(11)
-    data, model = load_images("digits"), ConvNet(channels=cfg.channels)
+    data = load_images("digits")
+    model = ConvNet(channels=cfg.channels)
     optimizer = torch.optim.Adam(model.parameters())
     F.cross_entropy(model(data.train_x[: cfg.batch]), data.train_y[: cfg.batch]).backward()
     optimizer.step()
@@ -73,7 +74,8 @@ class DyingWriter(dcp.FileSystemWriter):
 def save_in_background(state: dict, folder: Path, group: Group) -> dict[str, float]:
     """Start a save, change the state, end the save. Returns seconds until control came back, and in all."""
     own_group = dist.new_group(backend="gloo")  # collectives of two threads must not meet in one group
-    writer, start = GatedWriter(folder), time.perf_counter()
+    writer = GatedWriter(folder)
+    start = time.perf_counter()
     future = dcp.async_save(state, storage_writer=writer, process_group=own_group)
     returned = time.perf_counter() - start
     if future.done() or (folder / ".metadata").exists():
@@ -95,7 +97,8 @@ def timed(work: Callable, *args, **kwargs) -> float:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
         folder = results_folder() / "lab_11_shards"
-        whole, seconds = reference(cfg), {}
+        whole = reference(cfg)
+        seconds = {}
         if group.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)

@@ -44,7 +44,8 @@ class MeanLoss(Joinable):
         self.reduce(loss, inputs)
 
     def reduce(self, loss: float, inputs: int) -> None:
-        dist.all_reduce(now := self.total.new_tensor([loss, inputs]))
+        now = self.total.new_tensor([loss, inputs])
+        dist.all_reduce(now)
         self.total += now
 
     def join_hook(self, **kwargs) -> JoinHook:
@@ -74,7 +75,8 @@ def example(joined: bool, throw: bool, cfg: Config, group: Group) -> str:
                 num_inputs += 1
     except RuntimeError as error:
         # Which of gloo's texts is heard, depends on the moment. Join's own is said as it is.
-        timed_out, closed = f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms", "the connection is closed"
+        timed_out = f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms"
+        closed = "the connection is closed"
         texts = {timed_out: timed_out, "onnection": closed, "pair closure": closed, "exhausted": str(error)}
         said = next((words for text, words in texts.items() if text in str(error)), None)
         if said is None or num_inputs != cfg.inputs:
@@ -90,7 +92,8 @@ def averages(divide_by_initial_world_size: bool, cfg: Config, group: Group) -> t
     """
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False, dtype=torch.float64).to(group.device))
     x = torch.full((1, 1), 1.0 + group.rank, dtype=torch.float64, device=group.device)
-    seen, join = [], Join([model], divide_by_initial_world_size=divide_by_initial_world_size)
+    seen = []
+    join = Join([model], divide_by_initial_world_size=divide_by_initial_world_size)
     with record() as log, join:
         for _ in range(cfg.inputs + group.rank):
             model.zero_grad()
@@ -119,7 +122,8 @@ def main(cfg: Config) -> None:
             if (said == exhausted) != (joined and not throw or not joined and group.rank == 0):
                 raise CourseError(f"{way}: {said!r}, which is not what this lab shows")
 
-        steps, found = cfg.inputs + n - 1, {}
+        steps = cfg.inputs + n - 1
+        found = {}
         for initial in (True, False):
             seen, calls = averages(initial, cfg, group)
             expected = reference(initial, cfg, n)
@@ -139,7 +143,8 @@ def main(cfg: Config) -> None:
             for k in range(cfg.inputs + group.rank):
                 metric.add(10.0 * group.rank + k, 1)  # rank r's k-th loss is 10 r + k
         losses = [10.0 * rank + k for rank in range(n) for k in range(cfg.inputs + rank)]
-        (loss, inputs), expected = metric.total.tolist(), [sum(losses), len(losses)]
+        (loss, inputs) = metric.total.tolist()
+        expected = [sum(losses), len(losses)]
         if [loss, inputs] != expected:
             raise CourseError(f"the metric holds {[loss, inputs]}, expected {expected}")
         print_in_rank_order(f"our metric: {inputs:.0f} inputs, mean loss {loss / inputs:.4f}")

@@ -33,7 +33,8 @@ class SameState(Joinable, JoinHook):
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         super().__init__()
-        self.optimizer, self.device = optimizer, device
+        self.optimizer = optimizer
+        self.device = device
 
     def join_hook(self, **kwargs) -> JoinHook:
         return self
@@ -73,7 +74,8 @@ def reference(steps: int, owners: list[int] | None, cfg: Config, group: Group) -
     With ``owners``, the ranks that keep each parameter's momentum, it makes ZeRO's mistake: as long as its
     owner is without inputs, a parameter steps with the last gradient from before.
     """
-    model, n = build(group.device), group.world_size
+    model = build(group.device)
+    n = group.world_size
     optimizer = torch.optim.SGD(model.parameters(), cfg.learning_rate, momentum=0.9)
     old: dict[int, torch.Tensor] = {}
     for step in range(steps):
@@ -91,7 +93,8 @@ def reference(steps: int, owners: list[int] | None, cfg: Config, group: Group) -
 def compare(model: nn.Module, truth: list[torch.Tensor]) -> tuple[bool, float]:
     """(are all ranks' parameters equal bit for bit, their largest difference to ``truth``). Collective."""
     mine = torch.cat([p.detach().flatten() for p in model.parameters()])
-    dist.broadcast(from_rank_0 := mine.clone(), src=0)
+    from_rank_0 = mine.clone()
+    dist.broadcast(from_rank_0, src=0)
     off = (mine - torch.cat([p.flatten() for p in truth])).abs().max()
     worst = torch.stack([(mine != from_rank_0).any().to(off.dtype), off])
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -100,14 +103,17 @@ def compare(model: nn.Module, truth: list[torch.Tensor]) -> tuple[bool, float]:
 
 def train(way: str, cfg: Config, group: Group) -> list[tuple[bool, float]]:
     """Train on uneven inputs under Join, then on even ones; ``compare`` with one process after each."""
-    ddp, n = DistributedDataParallel(build(group.device)), group.world_size
-    parameters, owners = list(ddp.parameters()), None
+    ddp = DistributedDataParallel(build(group.device))
+    n = group.world_size
+    parameters = list(ddp.parameters())
+    owners = None
     optimizer = torch.optim.SGD(parameters, cfg.learning_rate, momentum=0.9)
     joinables = [ddp, SameState(optimizer, group.device)] if way == "SGD, same state" else [ddp]
     if way.startswith("ZeRO"):
         optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=cfg.learning_rate, momentum=0.9)
         joinables = [ddp, optimizer]
-        mine, keeps = {id(p) for g in optimizer.optim.param_groups for p in g["params"]}, [None] * n
+        mine = {id(p) for g in optimizer.optim.param_groups for p in g["params"]}
+        keeps = [None] * n
         dist.all_gather_object(keeps, [id(p) in mine for p in parameters])
         if way == "ZeRO, same mistake":
             owners = [kept_by.index(True) for kept_by in zip(*keeps, strict=True)]

@@ -122,7 +122,8 @@ def others_wait(call: Callable, expected: bool, store: dist.Store, cfg: Config, 
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2) as group:
-        n, recorded = group.world_size, {}
+        n = group.world_size
+        recorded = {}
         ways = {
             "one rank slow": (always_one, 1),
             "slow in turns": (in_turns, 1),

@@ -76,12 +76,15 @@ def show(what: str, said: str, *expected: str) -> list[str]:
 
 def too_late(cfg: Config, group: Group) -> None:
     """The last rank comes when the others have given up; then all try again, and once more in a new group."""
-    last, pg = group.rank == group.world_size - 1, gloo_group(cfg.timeout_s)
+    last = group.rank == group.world_size - 1
+    pg = gloo_group(cfg.timeout_s)
     if last:
         dist.barrier()  # in the default group: the others come to it after they have given up
-        said, expected = said_by(add_ones, pg), (CLOSED,)  # nobody has ended this rank meanwhile
+        said = said_by(add_ones, pg)  # nobody has ended this rank meanwhile
+        expected = (CLOSED,)
     else:
-        said, expected = said_by(add_ones, pg), (TIMED_OUT.format(1000 * cfg.timeout_s), CLOSED)
+        said = said_by(add_ones, pg)
+        expected = (TIMED_OUT.format(1000 * cfg.timeout_s), CLOSED)
         dist.barrier()
     everyone = show(f"timeout {cfg.timeout_s:g} s, the last rank comes later", said, *expected)
     # Of several that wait, one may give up a moment earlier, and the others hear that. One says why.
@@ -107,7 +110,8 @@ def many_short_waits(cfg: Config, group: Group) -> None:
 @contextmanager
 def no_stderr() -> Iterator[None]:
     """Drop what C++ writes: monitored_barrier logs its error beside raising it."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
         yield
@@ -119,7 +123,8 @@ def no_stderr() -> Iterator[None]:
 
 def roll_call(present: tuple[int, ...], wait_all_ranks: bool, cfg: Config, group: Group) -> None:
     """Only ``present`` come to a monitored barrier. Rank 0, who is among them, says who does not."""
-    pg, timeout = gloo_group(cfg.timeout_s), timedelta(seconds=cfg.timeout_s)
+    pg = gloo_group(cfg.timeout_s)
+    timeout = timedelta(seconds=cfg.timeout_s)
     absent = [rank for rank in range(group.world_size) if rank not in present]
     said = "was elsewhere"
     if group.rank in present:

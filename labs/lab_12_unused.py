@@ -78,9 +78,12 @@ def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
     expect_error(UNUSED, lambda: loss_of(strict, False, group.rank, group))  # in the next forward
     print_on_rank_0("no option: forward of the next step raises, and names parameters 2 and 3")
 
-    found, n = {}, group.world_size
+    found = {}
+    n = group.world_size
     for way, option in WAYS.items():
-        model, alone, both = build(group), build(group), way == "both layers used"
+        model = build(group)
+        alone = build(group)
+        both = way == "both layers used"
         model.sometimes.requires_grad_(way != "second frozen")
         ddp = DistributedDataParallel(model, **option)
 
@@ -97,14 +100,16 @@ def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
         assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)  # where one has none, both
         print_on_rank_0(f"{way:24}all-reduces in a step, in bytes: {found[way]}")
 
-    whole, used_map = 8 * sum(p.numel() for p in alone.parameters()), 4 * len(list(alone.parameters()))
+    whole = 8 * sum(p.numel() for p in alone.parameters())
+    used_map = 4 * len(list(alone.parameters()))
     assert list(found.values()) == [[whole], [whole // 2], [whole, used_map], [whole]], found
     return found
 
 
 def in_turns(cfg: Config, group: Group) -> None:
     """The second layer is used on rank 0 only, or in the second step only."""
-    alone, n = build(group), group.world_size
+    alone = build(group)
+    n = group.world_size
     sum(loss_of(alone, part == 0, part, group) / n for part in range(n)).backward()
     model = build(group)
     model.spare = nn.Linear(1, 1).to(group.device)  # used by nobody: its gradient stays None
@@ -121,7 +126,10 @@ def in_turns(cfg: Config, group: Group) -> None:
 
 def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
     """8 micro-batches, one gradient. {way: bytes of each all-reduce}."""
-    k, n, alone, found = cfg.micro_batches, group.world_size, build(group), {}
+    k = cfg.micro_batches
+    n = group.world_size
+    alone = build(group)
+    found = {}
     sum(loss_of(alone, True, part, group) / (k * n) for part in range(k * n)).backward()
     for way in ("synchronized", "no_sync", "no_sync, forward outside"):
         ddp = DistributedDataParallel(build(group))

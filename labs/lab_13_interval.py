@@ -56,13 +56,15 @@ def new_run(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def train(path: Path, clock: Path, interval: int, kill_at: set[int], data: Images, cfg: Config) -> nn.Module:
     """Resume, train on, save every ``interval`` steps; die by SIGKILL when the clock says so."""
-    (model, optimizer), done = new_run(cfg), 0
+    (model, optimizer) = new_run(cfg)
+    done = 0
     if path.exists():
         saved = load_checkpoint(path)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
-    x, y = data.train_x.flatten(1).double(), data.train_y
+    x = data.train_x.flatten(1).double()
+    y = data.train_y
     for step in range(done + 1, cfg.steps + 1):
         batch = torch.randint(len(x), (cfg.batch,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
@@ -81,7 +83,8 @@ def start(interval: int, folder: Path, data: Images, cfg: Config) -> int:
     child = os.fork()
     if child == 0:
         die_with_launcher()
-        path, clock = folder / f"{interval}.pt", folder / f"{interval}.clock"
+        path = folder / f"{interval}.pt"
+        clock = folder / f"{interval}.clock"
         try:
             train(path, clock, interval, kill_times(cfg), data, cfg)
             os._exit(0)
@@ -98,7 +101,8 @@ def restart_until_done(folder: Path, data: Images, cfg: Config) -> dict[int, int
     running = {start(interval, folder, data, cfg): interval for interval in cfg.intervals}  # side by side
     while running:
         child, status = os.wait()
-        interval, code = running.pop(child), os.waitstatus_to_exitcode(status)
+        interval = running.pop(child)
+        code = os.waitstatus_to_exitcode(status)
         if code not in (0, -signal.SIGKILL):
             for other in running:  # nobody may write into the folder any more
                 os.kill(other, signal.SIGKILL)
@@ -118,7 +122,8 @@ def reference(folder: Path, data: Images, cfg: Config) -> nn.Module:
 def main(cfg: Config) -> None:
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: the child would wait for them
     # Once, before the forks: the images, and what torch loads only when an optimizer makes a step.
-    data, rows = load_images("digits"), []
+    data = load_images("digits")
+    rows = []
     new_run(cfg)[1].step()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

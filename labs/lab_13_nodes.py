@@ -71,7 +71,8 @@ class Watch:
     """Waits for events in the diary that the training writes, while all nodes that should run do run."""
 
     def __init__(self, job: str, deadline_s: float) -> None:
-        self.job, self.end = job, time.monotonic() + deadline_s
+        self.job = job
+        self.end = time.monotonic() + deadline_s
         self.path = results_folder() / "lab_13_nodes.jsonl"
 
     def until(self, what: str, true, nodes: list[Node]) -> None:
@@ -91,14 +92,17 @@ class Watch:
 
 
 def main(cfg: Config) -> None:
-    port, nodes = free_port(), []
+    port = free_port()
+    nodes = []
     watch = Watch(f"lesson-13-{port}", cfg.deadline_s)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            nodes.append(a := Node(cfg, 0, port, Path(folder) / "A"))
+            a = Node(cfg, 0, port, Path(folder) / "A")
+            nodes.append(a)
             watch.until("A to need B", lambda: watch.has("wait", nodes=2), nodes)
             print("A has trained and waits; B is started")
-            nodes.append(b := Node(cfg, 1, port, Path(folder) / "B"))
+            b = Node(cfg, 1, port, Path(folder) / "B")
+            nodes.append(b)
             watch.until("A and B to train", lambda: watch.has("start", nodes=2), nodes)
             watch.until("them to have steps to lose", lambda: watch.has("wait", nodes=1), nodes)
             print("A and B train; B is killed, its agent and so its rank")

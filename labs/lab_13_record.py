@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from shared.runtime.errors import CourseError
 from shared.runtime.group import read_environment
 from shared.runtime.run import run
 
@@ -29,6 +30,8 @@ def main() -> None:
     if rank == world_size - 1:
         before = ["attempt 0"] if store.check(["attempt 0 was here"]) else []
         print(f"attempt {attempt}: the store knows of {before}")
+        if attempt != "0" and not before:
+            raise CourseError("the store was to keep what attempt 0 left there")
         store.set("attempt 0 was here", "yes")
     store.set(f"{attempt}: {rank} is ready", "yes")
     if rank == world_size - 1:

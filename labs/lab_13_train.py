@@ -103,7 +103,8 @@ def train(kill_at: set[int], waits: dict, path: Path, diary: Diary, group: Group
     done = resume(model, optimizer, path, diary.job, group)
     ddp = DistributedDataParallel(model)  # takes rank 0's weights, as always
     x, y = (part.to(group.device) for part in load_images("digits")[:2])
-    nodes, kill_at = int(os.environ["GROUP_WORLD_SIZE"]), kill_at - diary.steps_of("kill")
+    nodes = int(os.environ["GROUP_WORLD_SIZE"])
+    kill_at = kill_at - diary.steps_of("kill")
     restarts = [None] * group.world_size
     dist.all_gather_object(restarts, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     if group.rank == 0:
@@ -115,7 +116,8 @@ def train(kill_at: set[int], waits: dict, path: Path, diary: Diary, group: Group
             wait_for_nodes(waits[step], step, diary, group)
         mine = part_of_batch(step, group.rank, group.world_size, len(x), cfg)
         loss = F.cross_entropy(ddp(x[mine].double()), y[mine], reduction="sum") / cfg.batch
-        dist.all_reduce(total := loss.detach().clone())
+        total = loss.detach().clone()
+        dist.all_reduce(total)
         if step in kill_at and group.rank == group.world_size - 1:
             diary.write("kill", step=step, rank=group.rank)
             os.kill(os.getpid(), signal.SIGKILL)  # in mid-step: the loss is known, the gradients are not
@@ -137,7 +139,8 @@ def main(cfg: Config, *arguments: str) -> None:
     waits = dict(cfg.waits) if "--two-nodes" in arguments else {}
     kill_at = {int(text) for text in arguments if text.isdigit()}
     with process_group(seed=13, timeout_s=60) as group:
-        folder, name = results_folder(), "lab_13_nodes" if waits else "lab_13_train"
+        folder = results_folder()
+        name = "lab_13_nodes" if waits else "lab_13_train"
         folder.mkdir(parents=True, exist_ok=True)
         diary = Diary(folder / f"{name}.jsonl", os.environ["TORCHELASTIC_RUN_ID"])
         ddp = train(kill_at, waits, folder / f"{name}.pt", diary, group, cfg)

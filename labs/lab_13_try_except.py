@@ -33,7 +33,8 @@ def gradient(step: int, rank: int, cfg: Config, world_size: int) -> torch.Tensor
 
 def train(cfg: Config, group: Group, training: dist.ProcessGroup) -> tuple[list, list]:
     """(step, sum over ranks) of each step that this rank did, and the errors it met."""
-    sums, errors = [], []
+    sums = []
+    errors = []
     for step in range(1, cfg.steps + 1):
         try:
             total = gradient(step, group.rank, cfg, group.world_size)

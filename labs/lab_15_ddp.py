@@ -114,7 +114,8 @@ def main(cfg: Config) -> None:
     assert len(set(used)) == 2 * world_size, "two processes share a device"
 
     data = load_images("digits")
-    x, y = data.train_x[: cfg.batch].double(), data.train_y[: cfg.batch]
+    x = data.train_x[: cfg.batch].double()
+    y = data.train_y[: cfg.batch]
     mine = slice(rank, None, world_size)
     for step in range(cfg.steps):
         train_step(ddp, optimizer, x[mine], y[mine])

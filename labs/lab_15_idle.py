@@ -27,7 +27,10 @@ class Span:
     """One piece of work: ``device`` did ``what`` from ``start`` to ``end``, in seconds of perf_counter."""
 
     def __init__(self, device: int, what: str, start: float) -> None:
-        self.device, self.what, self.start, self.end = device, what, start, start
+        self.device = device
+        self.what = what
+        self.start = start
+        self.end = start
 
 
 class Paced(torch.autograd.Function):
@@ -35,7 +38,9 @@ class Paced(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, device: int, seconds: float, log: list[Span]) -> torch.Tensor:
-        ctx.device, ctx.seconds, ctx.log = device, seconds, log
+        ctx.device = device
+        ctx.seconds = seconds
+        ctx.log = log
         work(device, "forward", seconds, log)
         return x.view_as(x)
 
@@ -57,7 +62,10 @@ class TwoStages(nn.Module):
 
     def __init__(self, cut: int, devices: TwoDevices, cfg: Config, log: list[Span]) -> None:
         super().__init__()
-        self.cut, self.devices, self.cfg, self.log = cut, devices, cfg, log
+        self.cut = cut
+        self.devices = devices
+        self.cfg = cfg
+        self.log = log
         places = [devices.first] * cut + [devices.second] * (cfg.layers - cut)
         self.layers = nn.ModuleList(nn.Linear(cfg.width, cfg.width, device=place) for place in places)
 
@@ -96,7 +104,8 @@ def check(cut: int, log: list[Span], cfg: Config) -> None:
 
 
 def main(cfg: Config) -> None:
-    devices, lines = TwoDevices.of_process(0, 1), {}
+    devices = TwoDevices.of_process(0, 1)
+    lines = {}
     print(devices)
     for cut in (4, 2):
         log = train(cut, devices, cfg)

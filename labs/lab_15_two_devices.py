@@ -64,8 +64,10 @@ def mixed_up(devices: TwoDevices) -> str:
 
 
 def main(cfg: Config) -> None:
-    data, devices = load_images("digits"), TwoDevices.of_process(0, 1)
-    x, y = data.train_x[: cfg.batch].double().to(devices.first), data.train_y[: cfg.batch]
+    data = load_images("digits")
+    devices = TwoDevices.of_process(0, 1)
+    x = data.train_x[: cfg.batch].double().to(devices.first)
+    y = data.train_y[: cfg.batch]
     alone = reference(devices.first)
     torch.manual_seed(15)
     model = ToyMpModel(devices).double()

@@ -81,7 +81,8 @@ def main(cfg: Config) -> None:
         rank = rpc.rpc_sync(there, who)  # waits for the result
         future = rpc.rpc_async(there, torch.add, args=(torch.ones(2), group.rank))  # returns at once
         reference = rpc.remote(there, torch.full, args=((2,), 7.0))  # at once; the result stays there
-        total, copy = future.wait().tolist(), reference.to_here().tolist()
+        total = future.wait().tolist()
+        copy = reference.to_here().tolist()
         assert (f"worker{rank}", total, copy) == (there, [1.0 + group.rank] * 2, [7.0, 7.0])
         print_in_rank_order(f"rpc_sync to {there}: who() = {rank}")
         print_in_rank_order(f"rpc_async to {there}: 1 + my rank = {total}")

@@ -66,7 +66,8 @@ def measure(way: Callable, there: str, indices: torch.Tensor, cfg: Config) -> di
     """Calls, bytes of indices and rows, bytes on the wire in both directions, seconds of the fastest run."""
     way(there, indices)  # the first call opens connections
     calls, theirs = rpc.rpc_sync(there, count, args=(cfg.settle_s,))
-    ours, seconds = wire_bytes(), []
+    ours = wire_bytes()
+    seconds = []
     for _ in range(cfg.repeats):
         start = time.perf_counter()
         rows = way(there, indices)

@@ -68,7 +68,8 @@ class ParameterServer:
 
 def gradient_of(weight: torch.Tensor, trainer: int, number: int, trainers: int, cfg: Config) -> torch.Tensor:
     """The gradient of the mean loss over one batch of one trainer's part of the data."""
-    x, y = DATA[0].train_x[trainer - 1 :: trainers], DATA[0].train_y[trainer - 1 :: trainers]
+    x = DATA[0].train_x[trainer - 1 :: trainers]
+    y = DATA[0].train_y[trainer - 1 :: trainers]
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))[: cfg.batch]
     weight = weight.detach().requires_grad_()
     loss = F.cross_entropy(x[chosen].flatten(1).double() @ weight.T, y[chosen])
@@ -105,7 +106,8 @@ def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
     if (short - server.weight).abs().max() < 1e-6:
         raise CourseError("a replay that leaves out an update comes out the same: it proves nothing")
 
-    x, y = DATA[0].test_x.flatten(1).double(), DATA[0].test_y
+    x = DATA[0].test_x.flatten(1).double()
+    y = DATA[0].test_y
     losses = [F.cross_entropy(x @ weight.T, y).item() for weight in replayed]
     right = (x @ server.weight.T).argmax(1) == y
     if right.double().mean() < cfg.accuracy or losses[-1] > 0.5 * losses[0]:
@@ -117,7 +119,8 @@ def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2, timeout_s=60) as group, rpc_workers(group, timeout_s=60) as workers:
-        found, trainers = {}, len(workers) - 1
+        found = {}
+        trainers = len(workers) - 1
         if group.rank == 0:  # the others have nothing to do but to be called
             torch.futures.wait_all([rpc.rpc_async(name, prepare) for name in workers])
             server = ParameterServer(cfg, trainers)

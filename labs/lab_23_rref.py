@@ -96,7 +96,8 @@ def wait_for(count: int, owner: str, cfg: Config) -> int:
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2) as group, rpc_workers(group) as workers:
-        owner, keeper = workers[1], workers[-1]
+        owner = workers[1]
+        keeper = workers[-1]
         events = []
         if group.rank == 0:
             events = use(owner, keeper, cfg)  # what we held is gone when it returns

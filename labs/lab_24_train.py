@@ -94,9 +94,11 @@ def payload(count: int, cfg: Config) -> int:
 
 def train(stages: list[rpc.RRef], cfg: Config) -> tuple[list[float], float | None]:
     """The training loop of worker 0; returns the losses, and the bytes that it sends in a step."""
-    rate, momentum = cfg.learning_rate, cfg.momentum
+    rate = cfg.learning_rate
+    momentum = cfg.momentum
     optimizer = DistributedOptimizer(torch.optim.SGD, parameters_of(stages), lr=rate, momentum=momentum)
-    losses, before = [], None
+    losses = []
+    before = None
     for step, (x, y) in enumerate(batches(cfg)):  # no zero_grad: each step has its own context
         if step == 1:  # the first step has opened the connections
             before = wire_bytes()

@@ -84,6 +84,10 @@ def launched_cold(fault: Fault, folder: Path) -> Done:
     job = job_of(fault, folder)
     if fault.launch == "python":
         return python(job.script, *job.arguments, cwd=job.folder, **job.environment)
+    if fault.before:
+        lab, *arguments = fault.before
+        first = torchrun_command(job.folder / f"lab_{lab}.py", job.ranks, *arguments)
+        command(*first, cwd=job.folder, **job.environment)
     options = [option.replace("FOLDER", str(folder / "own")) for option in fault.options]
     launch = torchrun_command(job.script, job.ranks, *job.arguments, options=options)
     return command(*launch, cwd=job.folder, **job.environment)

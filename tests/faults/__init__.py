@@ -17,6 +17,9 @@ torchrun sets; ``ranks=0`` is a script that is no rank, as ``python LAB`` starts
 memory or the launch itself. In ``arguments``, ``options`` (of torchrun, such as ``--max-restarts=1``) and
 ``environment`` (pairs) the word FOLDER stands for a folder of this run.
 
+A lab that needs what another run leaves behind names that in ``before``: a lab and its arguments, which
+torchrun runs first, however that ends; only with ``launch="torchrun"``.
+
 Try one: ``.venv/bin/python -m pytest tests/test_planted_faults.py -k 05_ring``. A lab that has no fault yet
 stands in the ``STILL_WITHOUT`` of its lesson's file. These lists may only shrink: a name that has a fault is
 an error, too.
@@ -44,6 +47,7 @@ class Fault:
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def lab_to_run(self) -> str:

@@ -11,12 +11,19 @@ FAULTS: list[Fault] = [
     Fault("08_train", "batch[group.rank :: group.world_size]", "batch", "the ranks trained on"),
     Fault("08_train", "slice(group.rank, None, group.world_size)", "slice(None)", "images recognised"),
     Fault("08_options", "view in (False, True)", "view in (False, False)", "[2, 2]"),
-    Fault("08_options", "cap in (None, 25, 1)", "cap in (None, 25, 2)", "AssertionError: {None: 2, 25: 1, 2: 2}"),
+    Fault(
+        "08_options", "cap in (None, 25, 1)", "cap in (None, 25, 2)", "AssertionError: {None: 2, 25: 1, 2: 2}"
+    ),
     Fault("08_options", "find_unused_parameters=True)", "find_unused_parameters=False)", "Expected to have"),
     Fault("08_options", '    "init_sync",\n', "", "parameters that the lesson does not name: {'init_sync'}"),
     Fault("08_faults", "ddp.module if bypass else ddp", "ddp", "which is not what this lab shows"),
     Fault("08_faults", "use_reentrant=self.reentrant", "use_reentrant=False", "use_reentrant=True: no error"),
-    Fault("08_faults", "if group.rank == 0:\n        try", "if group.rank >= 0:\n        try", "rank 0 alone: None"),
+    Fault(
+        "08_faults",
+        "if group.rank == 0:\n        try",
+        "if group.rank >= 0:\n        try",
+        "rank 0 alone: None",
+    ),
 ]
 
 STILL_WITHOUT: list[str] = []

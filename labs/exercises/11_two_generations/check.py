@@ -40,9 +40,18 @@ class Watch:
     """In a child process: counts the answer's steps, kills it at one, and sees what it does to files."""
 
     def __init__(self, answer: ModuleType, latest: Path, kill_at: int | None) -> None:
-        self.folder, self.latest, self.kill_at = latest.parent, latest, kill_at
-        self.steps, self.seen, self.changes, self.busy, self.fsync = 0, None, [], False, os.fsync
-        self.call, self.faults, self.synced, self.folder_synced = "nothing", [], {}, False
+        self.folder = latest.parent
+        self.latest = latest
+        self.kill_at = kill_at
+        self.steps = 0
+        self.seen = None
+        self.changes = []
+        self.busy = False
+        self.fsync = os.fsync
+        self.call = "nothing"
+        self.faults = []
+        self.synced = {}
+        self.folder_synced = False
         sys.addaudithook(self.audit)
         for module in (os, answer):
             for name in [name for name, value in vars(module).items() if value is self.fsync]:
@@ -53,11 +62,13 @@ class Watch:
             return
         self.call = AUDITED[event]
         if event == "open" and isinstance(arguments[0], str | os.PathLike):
-            writes, folder = arguments[2] & (os.O_WRONLY | os.O_RDWR), Path(arguments[0]).resolve().parent
+            writes = arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            folder = Path(arguments[0]).resolve().parent
             if writes and folder != self.folder:
                 self.faults.append("writes outside of the folder; os.replace works within one file system")
         elif event == "os.rename":
-            self.folder_synced, about = False, Path(arguments[0]).stat()
+            self.folder_synced = False
+            about = Path(arguments[0]).stat()
             if Path(arguments[1]) == self.latest and self.synced.get(about.st_ino) != about.st_size:
                 self.faults.append("latest.pt gets its name before os.fsync: a power cut may leave it empty")
 
@@ -69,7 +80,8 @@ class Watch:
 
     def trace(self, frame, event: str, _):
         """Called before each instruction of the answer and of the Python code that it calls."""
-        frame.f_trace_opcodes, self.busy = True, True
+        frame.f_trace_opcodes = True
+        self.busy = True
         if event == "opcode":
             if self.steps == self.kill_at:
                 (self.folder.parent / "report").write_text(json.dumps({"call": self.call}))
@@ -89,7 +101,8 @@ def save_in_child(answer: ModuleType, number: int, latest: Path, kill_at: int | 
     child = os.fork()
     if child == 0:
         signal.alarm(30)
-        watch, error = Watch(answer, latest, kill_at), ""
+        watch = Watch(answer, latest, kill_at)
+        error = ""
         sys.settrace(watch.trace)
         try:
             answer.save(checkpoint(number), latest)
@@ -109,7 +122,8 @@ def save_in_child(answer: ModuleType, number: int, latest: Path, kill_at: int | 
 def complete_save(
     answer: ModuleType, number: int, latest: Path, when: str, kill_at: int | None = None
 ) -> dict:
-    before, previous = left_at(latest), latest.with_name("previous.pt")
+    before = left_at(latest)
+    previous = latest.with_name("previous.pt")
     report = save_in_child(answer, number, latest, kill_at)
     if report["error"].startswith("NotImplementedError"):
         raise NotImplementedError
@@ -130,7 +144,8 @@ def verify(answer: ModuleType, group: Group) -> str:
         latest.write_bytes(checkpoint(1))
         report = complete_save(answer, 2, latest, "a save that nobody disturbs")
         # Kill at each moment at which a file changed, and at others by chance; the ranks share them.
-        moments, tried = set(report["changes"]), []
+        moments = set(report["changes"])
+        tried = []
         steps = sorted({*range(report["steps"])} - moments)
         random.Random(11).shuffle(steps)
         moments |= set(steps[: max(0, KILLS - len(moments))])

@@ -13,7 +13,8 @@ def save(data: bytes, latest: Path) -> None:
     """
     previous = latest.with_name("previous.pt")
     # solution: begin
-    new, spare = latest.with_name("new.tmp"), latest.with_name("spare.tmp")
+    new = latest.with_name("new.tmp")
+    spare = latest.with_name("spare.tmp")
     with new.open("wb") as file:
         file.write(data)
         file.flush()

@@ -13,7 +13,8 @@ from shared.runtime.group import Group
 from shared.training.data import load_images
 
 TOLERANCE = 1e-12  # float64
-LEARNING_RATE, MOMENTUM = 0.1, 0.9
+LEARNING_RATE = 0.1
+MOMENTUM = 0.9
 
 
 def sizes_of(group: Group) -> dict[str, list[list[int]]]:
@@ -39,7 +40,8 @@ def streams(sizes: list[list[int]], group: Group) -> list[list[tuple[torch.Tenso
     """The batches of every rank; no image is used twice."""
     data = load_images("digits")
     flat = [size for own in sizes for size in own]
-    x, y = data.train_x[: sum(flat)].double().to(group.device), data.train_y[: sum(flat)].to(group.device)
+    x = data.train_x[: sum(flat)].double().to(group.device)
+    y = data.train_y[: sum(flat)].to(group.device)
     parts = iter(zip(x.split(flat), y.split(flat), strict=True))
     return [[next(parts) for _ in own] for own in sizes]
 
@@ -56,13 +58,15 @@ def one_by_one(batches: list, done: list, case: str) -> Iterator[tuple[torch.Ten
 
 def check_case(answer: ModuleType, case: str, sizes: list[list[int]], group: Group) -> int:
     """One case on all ranks. Returns the number of all-reduces; raises ``Wrong`` where it is not right."""
-    loss_sum, everyone = nn.CrossEntropyLoss(reduction="sum"), streams(sizes, group)
+    loss_sum = nn.CrossEntropyLoss(reduction="sum")
+    everyone = streams(sizes, group)
     longest = max(len(own) for own in sizes)
 
     alone, alone_optimizer = build(group)
     for step in range(longest):
         joined = [own[step] for own in everyone if step < len(own)]
-        x, y = torch.cat([x for x, _ in joined]), torch.cat([y for _, y in joined])
+        x = torch.cat([x for x, _ in joined])
+        y = torch.cat([y for _, y in joined])
         alone_optimizer.zero_grad()
         (loss_sum(alone(x), y) / len(x)).backward()
         alone_optimizer.step()

@@ -17,7 +17,9 @@ from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 from shared.training.data import load_images
 
-STEPS, COST, BUDGET = 120, 2, 190
+STEPS = 120
+COST = 2
+BUDGET = 190
 KILLS = (36, 51, 66, 90, 119)  # steps since the very beginning, lost ones included
 OTHER = (10_000, 20, 5.0)  # steps, kills and cost of a larger run
 BATCH = 48
@@ -38,12 +40,16 @@ class Ledger:
 class Run:
     def __init__(self, ledger: Ledger, group: Group, watched: bool = True) -> None:
         torch.manual_seed(13)
-        self.steps, self._ledger, self._group, self._watched = STEPS, ledger, group, watched
+        self.steps = STEPS
+        self._ledger = ledger
+        self._group = group
+        self._watched = watched
         self.done = 0
         self.model = torch.nn.Linear(64, 10).double().to(group.device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
         x, y = load_images("digits")[:2]
-        self._x, self._y = x.flatten(1).double().to(group.device), y.to(group.device)
+        self._x = x.flatten(1).double().to(group.device)
+        self._y = y.to(group.device)
 
     def state(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights, and momentum: zeros before the first step."""
@@ -67,10 +73,12 @@ class Run:
 
     def _look(self, step: int) -> None:
         """Everything that can be wrong before a step; then the kill, if one is due."""
-        dist.all_gather_object(steps := [None] * self._group.world_size, step)
+        steps = [None] * self._group.world_size
+        dist.all_gather_object(steps, step)
         if len(set(steps)) > 1:
             raise Wrong(f"the ranks do different steps at the same time: {steps}")
-        ledger, (weights, momentum) = self._ledger, self.state()
+        ledger = self._ledger
+        (weights, momentum) = self.state()
         if not 1 <= step <= STEPS:
             raise Wrong(f"there is no step {step}, only 1 to {STEPS}")
         if step == 1 and not self.done and ledger.saves and ledger.clock:
@@ -111,7 +119,8 @@ def restart_until_done(answer: ModuleType, path: Path, interval: int, ledger: Le
             return run
         except Killed:
             # As with a restart, all are gone before the first comes back. Rank 0 has counted the saves.
-            dist.broadcast_object_list(saves := [ledger.saves])
+            saves = [ledger.saves]
+            dist.broadcast_object_list(saves)
             ledger.saves = saves[0]
 
 
@@ -122,7 +131,8 @@ def waste(steps: int, kills: int, cost: float, interval: float) -> float:
 
 def verify(answer: ModuleType, group: Group) -> str:
     interval = answer.choose_interval(STEPS, len(KILLS), COST)
-    larger, best = answer.choose_interval(*OTHER), math.sqrt(2 * OTHER[2] * OTHER[0] / OTHER[1])
+    larger = answer.choose_interval(*OTHER)
+    best = math.sqrt(2 * OTHER[2] * OTHER[0] / OTHER[1])
     if not larger >= 1 or waste(*OTHER, larger) > 1.1 * waste(*OTHER, best):
         raise Wrong(
             f"{larger} is no good interval for {OTHER[0]:,} steps, {OTHER[1]} kills, saves of {OTHER[2]}"
@@ -134,13 +144,15 @@ def verify(answer: ModuleType, group: Group) -> str:
         unbroken.do(step)
         ledger.unbroken.append(unbroken.state())
     with tempfile.TemporaryDirectory() as folder:
-        dist.broadcast_object_list(where := [folder])
+        where = [folder]
+        dist.broadcast_object_list(where)
         run = restart_until_done(answer, Path(where[0]) / "snapshot.pt", interval, ledger, group)
     if run.done != STEPS or (run.state()[0] - ledger.unbroken[-1][0]).abs().max() > 1e-12:
         raise Wrong(f"train returns after step {run.done}, and not with the weights after step {STEPS}")
     price = ledger.clock + COST * ledger.saves
     if group.rank == 0 and price > BUDGET:
-        lost, saves = ledger.clock - STEPS, f"{ledger.saves} saves x {COST}"
+        lost = ledger.clock - STEPS
+        saves = f"{ledger.saves} saves x {COST}"
         raise Wrong(f"{STEPS} steps + {lost} lost + {saves} = {price} is over the budget of {BUDGET}")
     kills = sum(time <= ledger.clock for time in KILLS)
     return f"{kills} kills, equal at the end, {STEPS} steps cost {price}. Well done."

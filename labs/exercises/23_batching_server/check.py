@@ -14,7 +14,9 @@ from shared.comm.rpc import start_workers
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
-ROUNDS, TRAINERS, THREADS = 3, 12, 4  # more trainers than threads that could wait for each other
+ROUNDS = 3  # more trainers than threads that could wait for each other
+TRAINERS = 12
+THREADS = 4
 RATE = 0.5
 PATIENCE_S = 5.0
 HELD: list[rpc.RRef] = []
@@ -49,7 +51,8 @@ def answers_of(number: int, server: rpc.RRef, group: Group) -> list[object]:
     while not all(call.done() for call in calls) and time.monotonic() < end:
         time.sleep(0.01)
     answered = [call for call in calls if call.done()]
-    answers, failed = [], ""
+    answers = []
+    failed = ""
     for call in answered:
         try:
             answers.append(call.wait())

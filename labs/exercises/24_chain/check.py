@@ -21,7 +21,8 @@ from shared.training.parity import assert_equal
 
 WIDTHS = ((16, 12), (12, 8), (8, 5))  # three stages
 TOLERANCE = 1e-12
-PATIENCE_S, LONG_PATIENCE_S = 7.0, 30.0  # for an answer; for the other ranks, who may wait for theirs
+PATIENCE_S = 7.0  # for an answer; for the other ranks, who may wait for theirs
+LONG_PATIENCE_S = 30.0
 HELD: list[rpc.RRef] = []
 
 
@@ -62,7 +63,8 @@ def look_at(result: object, x: torch.Tensor, y: torch.Tensor) -> None:
     """Raise ``Wrong`` unless ``result`` is what one process finds."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise Wrong("chain_gradients must return the loss and a list of dicts")
-    (loss, gradients), (expected_loss, expected) = result, reference(x, y)
+    (loss, gradients) = result
+    (expected_loss, expected) = reference(x, y)
     if not isinstance(loss, float) or abs(loss - expected_loss) > TOLERANCE:
         raise Wrong(f"the loss is {loss}, one process finds {expected_loss:.4f}")
     if len(gradients) != len(expected):
@@ -123,7 +125,8 @@ def examine(answer: ModuleType, group: Group) -> None:
 
 def verify(answer: ModuleType, group: Group) -> str:
     sys.modules[answer.__name__] = answer  # its functions travel by name
-    workers, problem = start_workers(group), None
+    workers = start_workers(group)
+    problem = None
     with redirect_stderr(io.StringIO()):  # a worker writes the traceback of what fails on it
         if group.rank == 0:
             for number in range(len(WIDTHS)):
