@@ -23,8 +23,6 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN = {
-    "04": "lab_04_collectives",
-    "05": "lab_05_ring",
     "10": "lab_10_train",
     "11": "lab_11_rank0",
     "12": "lab_12_skew",
