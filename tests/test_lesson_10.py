@@ -13,7 +13,8 @@ from shared.tools import steps
 from shared.training.image_models import image_classifier
 from shared.training.image_sets import load_image_sets, random_shift
 from shared.training.sync_batch_norm import convert_batch_norm
-from tests.helpers import ROOT, SCRIPTS, torchrun
+from tests.helpers import ROOT, SCRIPTS
+from tests.warm import warm_torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 DIFFS = diffs.diffs_of(steps.NOTEBOOK)
@@ -44,7 +45,7 @@ def test_a_step_that_does_not_fit_is_found():
 def test_the_script_runs_after_each_step(number: int, tmp_path: Path):
     script = tmp_path / f"step_{number}.py"
     script.write_text(VERSIONS[number], encoding="utf-8")
-    done = torchrun(script, "--steps", "2")
+    done = warm_torchrun(script, "--steps", "2")
     assert done.returncode == 0, done.stdout
     assert "epoch 1: loss " in done.stdout
     assert "in all" in done.stdout
@@ -61,7 +62,7 @@ def test_the_script_runs_after_each_step(number: int, tmp_path: Path):
     ],
 )
 def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None, tmp_path: Path):
-    done = torchrun(SCRIPTS / "faulty_batch_norm.py", fault, ranks=4, RANK_BY_RANK_RESULTS=str(tmp_path))
+    done = warm_torchrun(SCRIPTS / "faulty_batch_norm.py", fault, ranks=4, RANK_BY_RANK_RESULTS=str(tmp_path))
     assert (done.returncode == 0) == (expected is None), done.stdout
     assert expected is None or expected in done.stdout
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from shared.training.checkpoint import load_checkpoint
-from tests.helpers import ROOT, environment, python, torchrun, torchrun_command
+from tests.helpers import ROOT, environment, python, torchrun_command
 from tests.processes import SleepingLab, wait_until
 from tests.test_data import write_idx
+from tests.warm import warm_torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 
@@ -30,7 +31,7 @@ TRAIN = ROOT / "labs" / "lab_10_train.py"
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(arguments: tuple[str, ...], expected: str):
-    done = torchrun(TRAIN, *arguments)
+    done = warm_torchrun(TRAIN, *arguments)
     assert done.returncode == 1
     assert done.stdout.splitlines()[0] == expected
     assert done.stdout.splitlines().count(expected) == 1
@@ -55,12 +56,12 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path):
         (*common, "1", "--checkpoint", half),
         (*common, "2", "--resume", half, "--checkpoint", rest),
     ):
-        done = torchrun(TRAIN, *arguments, ranks=3)
+        done = warm_torchrun(TRAIN, *arguments, ranks=3)
         assert done.returncode == 0, done.stdout
     unbroken, resumed = load_checkpoint(whole), load_checkpoint(rest)
     assert unbroken["model"].keys() == resumed["model"].keys()
     assert all(torch.equal(unbroken["model"][name], resumed["model"][name]) for name in unbroken["model"])
-    other = torchrun(TRAIN, "--resume", half, "--seed", "1")
+    other = warm_torchrun(TRAIN, "--resume", half, "--seed", "1")
     assert other.stdout.splitlines()[0] == (
         "half.pt: was saved by a run of convnet on digits, batch 48, seed 0, "
         "this one is of convnet on digits, batch 48, seed 1"
@@ -94,6 +95,8 @@ def test_mnist_is_trained_on(tmp_path: Path):
             raw / f"{part}-images-idx3-ubyte", torch.arange(count * 28 * 28).reshape(count, 28, 28) % 256
         )
         write_idx(raw / f"{part}-labels-idx1-ubyte", torch.arange(count) % 10)
-    done = torchrun(TRAIN, "--dataset", "mnist", "--batch-size", "2", "--epochs", "1", HOME=str(tmp_path))
+    done = warm_torchrun(
+        TRAIN, "--dataset", "mnist", "--batch-size", "2", "--epochs", "1", HOME=str(tmp_path)
+    )
     assert done.returncode == 0, done.stdout
     assert "of 3 images right" in done.stdout

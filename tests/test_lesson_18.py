@@ -2,13 +2,14 @@
 
 import pytest
 
-from tests.helpers import SCRIPTS, torchrun
+from tests.helpers import SCRIPTS
+from tests.warm import warm_torchrun
 
 pytestmark = pytest.mark.slow
 
 
 def test_it_equals_every_optimizer_of_torch():
-    done = torchrun(SCRIPTS / "sharded_optimizers.py", ranks=3)
+    done = warm_torchrun(SCRIPTS / "sharded_optimizers.py", ranks=3)
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     assert sum(line.startswith("equal: ") for line in lines) >= 2 * 12 + 2

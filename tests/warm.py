@@ -264,6 +264,13 @@ def run_job(job: Job) -> Done:
     return run_jobs([job])[0]
 
 
+def warm_torchrun(
+    script: Path, *arguments: str | Path, ranks: int = 2, cwd: Path = ROOT, **environment: str
+) -> Done:
+    """``tests.helpers.torchrun`` by forks: for tests of what a script does, not of how it is launched."""
+    return run_job(Job(script, arguments, ranks, environment, cwd))
+
+
 def selected(request: pytest.FixtureRequest, name: str) -> list:
     """What the parameter ``name`` is in the tests of this module that are to run, each value once."""
     values = {}
