@@ -1,6 +1,7 @@
 """One rank fails, and the others wait for it: a plain script, to see all that is printed then.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_00_echo.py
+Ends with:   exit code 1
 Written by:  notebooks/00_start_here.ipynb
 """
 
