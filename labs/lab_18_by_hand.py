@@ -1,30 +1,36 @@
-"""ZeRO-1 and ZeRO-2 by hand, on one flat vector: equal to one process, every byte counted.
+"""ZeRO-1 by hand in three ways, and ZeRO-2: equal to one process; gradients, state and traffic are counted.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_by_hand.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from lab_18_zero_1 import Zero1
 from torch import nn
 
+from shared.comm.kernel import wire_bytes
 from shared.comm.record import record
 from shared.comm.ring import ring_all_gather, ring_reduce_scatter
 from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images, shareable
-from shared.training.models import ConvNet
-from shared.training.parity import assert_all_equal, assert_equal, parameters
+from shared.training.parity import assert_all_equal, parameters
 
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 5
+    steps: int = 3
     batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
+    slack: float = 0.03  # padding, as a fraction of what is held or sent
+    headers: float = 0.1  # gloo's, as a fraction of what is sent
 
 
 OPTIMIZERS = {
@@ -33,101 +39,254 @@ OPTIMIZERS = {
 }
 
 
-class Sharded:
-    """A model in one flat vector, of which this rank, one of 0 .. n - 1, owns 1 / n.
+class AllReduced(Zero1):
+    """ZeRO-1 done naively: all ranks get all averaged gradients, though each needs only its own part."""
 
-    ``flat`` has (n * chunk,) elements: all parameters, then zeros up to a multiple of n. The parameters are
-    views of it. ``mine`` is this rank's chunk, also a view, and all that the optimizer knows.
-    Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054, section 5.
+    def average_gradient(self) -> torch.Tensor:
+        dist.all_reduce(self.gradient, op=dist.ReduceOp.AVG, group=self.group)
+        return self.gradient.chunk(self.ranks)[dist.get_rank(self.group)]
+
+
+class OnRings(Zero1):
+    """ZeRO-1 with the two halves of lesson 05's ring, for ranks 0 .. n - 1 of the world."""
+
+    def average_gradient(self) -> torch.Tensor:
+        return ring_reduce_scatter(self.gradient, self.ranks) / self.ranks
+
+    def gather_parameters(self) -> None:
+        ring_all_gather(self.flat, self.ranks)
+
+
+class Zero2:
+    """As ``Zero1``, but no rank keeps a gradient that its optimizer does not need.
+
+    Each parameter is cut by itself: its gradient can leave as soon as backward has computed it. Each
+    trainable parameter must take part in each backward.
     """
 
-    def __init__(self, model: nn.Module, build, n: int, rank: int) -> None:
-        self.params, self.n = list(model.parameters()), n
-        self.sizes = [p.numel() for p in self.params]
-        self.padding = -sum(self.sizes) % n
-        self.flat = F.pad(torch.cat([p.detach().flatten() for p in self.params]), (0, self.padding))
-        for p, part in zip(self.params, self.flat.split([*self.sizes, self.padding]), strict=False):
-            p.data = part.view_as(p)
-        self.mine = nn.Parameter(self.flat.chunk(n)[rank])
-        self.optimizer = build([self.mine])
+    def __init__(
+        self, params: Iterable[nn.Parameter], build: Callable, group: dist.ProcessGroup | None = None
+    ):
+        self.group = group
+        self.ranks = dist.get_world_size(group)
+        self.params = [p for p in params if p.requires_grad]
+        self.shards: dict[nn.Parameter, nn.Parameter] = {}
+        for p in self.params:
+            own = self.padded(p.detach()).chunk(self.ranks)[dist.get_rank(group)]
+            self.shards[p] = nn.Parameter(own.clone())
+            p.register_post_accumulate_grad_hook(self.reduce)
+        self.optimizer = build(list(self.shards.values()))
 
-    def step(self, stage: int) -> None:
-        """Stage 1 gives each rank all averaged gradients, stage 2 only those that its optimizer needs."""
-        gradient = F.pad(torch.cat([p.grad.flatten() for p in self.params]), (0, self.padding))
-        self.mine.grad = ring_reduce_scatter(gradient, self.n)  # the sum of my chunk, over all ranks
-        self.mine.grad /= self.n  # a view: my chunk of gradient is the mean now
-        if stage == 1:
-            ring_all_gather(gradient, self.n)  # reduce-scatter + all-gather = all-reduce
-            for p, part in zip(self.params, gradient.split([*self.sizes, self.padding]), strict=False):
-                p.grad = part.view_as(p)
-        self.optimizer.step()  # writes into flat, and so into the parameters
-        ring_all_gather(self.flat, self.n)
+    def padded(self, t: torch.Tensor) -> torch.Tensor:
+        """(N * length,): the numbers of ``t``, then zeros."""
+        return F.pad(t.flatten(), (0, -t.numel() % self.ranks))
+
+    def reduce(self, p: nn.Parameter) -> None:
+        """Autograd calls this when the gradient of ``p`` is complete: keep this rank's shard of the mean."""
+        shard = self.shards[p]
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, self.padded(p.grad), op=dist.ReduceOp.AVG, group=self.group)
+        p.grad = None
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean  # another backward since the last step
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.optimizer.step()
+        for p, shard in self.shards.items():
+            flat = shard.new_empty(self.ranks * len(shard))
+            dist.all_gather_into_tensor(flat, shard.detach(), group=self.group)
+            p.copy_(flat[: p.numel()].view_as(p))
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
 
 
-def build_model(group: Group) -> nn.Module:
-    """The same on each rank, in float64: 1,626 parameters, which 4 does not divide."""
+class WithMasters(Zero1):
+    """ZeRO-1 for parameters in bfloat16: the optimizer steps a copy of this rank's part in float32."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], build: Callable, group: dist.ProcessGroup | None = None
+    ):
+        super().__init__(params, build, group)
+        self.shard = nn.Parameter(self.part.float())
+        self.optimizer = build([self.shard])
+
+    def average_gradient(self) -> torch.Tensor:
+        return super().average_gradient().float()
+
+    def gather_parameters(self) -> None:
+        self.part.copy_(self.shard.detach())  # rounded
+        super().gather_parameters()
+
+
+# {name: (class, halves of an all-reduce by rule, halves that gloo sends)}. In place of a reduce-scatter gloo
+# does an all-reduce.
+WAYS = {
+    "all-reduce": (AllReduced, 3, 3),
+    "ZeRO-1": (Zero1, 2, 3),
+    "ZeRO-1 on rings": (OnRings, 2, 2),
+    "ZeRO-2": (Zero2, 2, 3),
+}
+
+
+def build_model(group: Group, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The same on each rank, its first layer frozen. 3 and 4 do not divide its 16,522 other parameters."""
     torch.manual_seed(18)
-    return ConvNet(channels=4).double().to(group.device)
+    frozen = nn.Linear(64, 64).requires_grad_(False)
+    layers = (
+        frozen,
+        nn.Tanh(),
+        nn.Linear(64, 96),
+        nn.Tanh(),
+        nn.Linear(96, 96),
+        nn.Tanh(),
+        nn.Linear(96, 10),
+    )
+    return nn.Sequential(nn.Flatten(), *layers).to(group.device, dtype)
 
 
-def backward(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    model.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+def gradient_bytes(ours: Zero1 | Zero2) -> int:
+    """Bytes behind all gradients of a rank, each storage once."""
+    owners = [*ours.params, *ours.optimizer.param_groups[0]["params"]]
+    storages = [p.grad.untyped_storage() for p in owners if p.grad is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def reference(name: str, whole: tuple, cfg: Config, group: Group) -> list[tuple[list, torch.Tensor]]:
-    """One process, the whole batch, the whole optimizer: (parameters, flat gradient) after each step."""
-    model, after = build_model(group), []
-    optimizer = OPTIMIZERS[name](model.parameters())
+def backward(net: nn.Module, x: torch.Tensor, y: torch.Tensor, micro_batches: int = 1) -> None:
+    """Gradients of the mean loss, in so many equal parts."""
+    for part in range(micro_batches):
+        chosen = slice(part, None, micro_batches)
+        (F.cross_entropy(net(x[chosen]), y[chosen]) / micro_batches).backward()
+
+
+def reference(name: str, x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> list:
+    """One process with the whole batch and the whole optimizer: its named parameters after each step."""
+    net = build_model(group)
+    optimizer = OPTIMIZERS[name](net.parameters())
+    after = []
     for _ in range(cfg.steps):
-        backward(model, *whole)
+        optimizer.zero_grad()
+        backward(net, x, y)
         optimizer.step()
-        copies = [(name, p.detach().clone()) for name, p in model.named_parameters()]
-        after.append((copies, torch.cat([p.grad.flatten() for p in model.parameters()])))
+        after.append([(name, p.detach().clone()) for name, p in net.named_parameters()])
     return after
 
 
-def train(stage: int, name: str, n: int, whole: tuple, alone: list, cfg: Config, group: Group) -> dict:
-    """Train on ranks 0 .. n - 1 as ``alone`` did; return what this rank sent and holds."""
-    model, part = build_model(group), [t[group.rank :: n] for t in whole]
-    ours = Sharded(model, OPTIMIZERS[name], n, group.rank)
-    for step, (weights, gradient) in enumerate(alone):
-        backward(model, *part)
+def train(
+    way: str, name: str, micro_batches: int, members, x, y, alone: list, cfg: Config, group: Group
+) -> dict:
+    """Train on the ranks of ``members`` as ``alone`` was; return what this rank keeps and sends in a step."""
+    n = dist.get_world_size(members)
+    net = build_model(group)
+    most = 0
+
+    def look(_: nn.Parameter) -> None:
+        nonlocal most
+        most = max(most, gradient_bytes(ours))
+
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    for p in trainable:
+        p.register_post_accumulate_grad_hook(look)  # before those of ZeRO-2
+    ours = WAYS[way][0](net.parameters(), OPTIMIZERS[name], members)
+    for step, expected in enumerate(alone):
+        ours.zero_grad()
+        before = wire_bytes()
         with record() as log:
-            ours.step(stage)
-        what = f"stage {stage}, {name}, {n} ranks, step {step}:"
-        assert_all_equal(what, parameters(model), weights, cfg.tolerance)
-        mine = F.pad(gradient, (0, ours.padding)).chunk(n)[group.rank]
-        assert_equal(f"{what} gradient", ours.mine.grad, mine, cfg.tolerance)
-        if stage == 1:
-            everything = torch.cat([p.grad.flatten() for p in model.parameters()])
-            assert_equal(f"{what} all gradients", everything, gradient, cfg.tolerance)
-    chunk = ours.mine.nbytes
-    messages, sent = log.count("send"), log.bytes("send")
-    assert messages == (4 - stage) * (n - 1), messages
-    assert sent == messages * chunk, sent
-    state = [t for s in ours.optimizer.state.values() for t in s.values() if t is not None and t.dim()]
-    assert all(t.nbytes == chunk for t in state), "the state covers this rank's chunk and no more"
-    size = sum(p.nbytes for p in model.parameters())
-    return {"sent": sent, "calls": messages, "state": sum(t.nbytes for t in state), "whole": size}
+            backward(net, x[group.rank :: n], y[group.rank :: n], micro_batches)
+            held = gradient_bytes(ours)
+            ours.step()
+        after = wire_bytes()
+        assert_all_equal(f"{way}, {name}, {n} ranks, step {step}:", parameters(net), expected, cfg.tolerance)
+    moments = [t for state in ours.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return {
+        "size": sum(p.nbytes for p in trainable),
+        "largest": max(p.nbytes for p in trainable),
+        "gradients": held,
+        "most": max(most, held),
+        "state": sum(t.nbytes for t in moments if t.dim()),
+        "by_rule": log.by_rule(),
+        "wire": None if before is None else after - before,
+        "calls": dict(log.counts()),
+    }
+
+
+def check(way: str, micro_batches: int, row: dict, members: dist.ProcessGroup, cfg: Config) -> None:
+    """Hold what was counted against the formulas; what was sent, as a mean over the ranks."""
+    n = dist.get_world_size(members)
+    halves_by_rule, halves_on_wire = WAYS[way][1:]
+    if way == "ZeRO-2":  # it reduces after each backward
+        halves_by_rule += micro_batches - 1
+        halves_on_wire += 2 * (micro_batches - 1)
+    size = row["size"]
+    gradients = size / n if way == "ZeRO-2" else size
+    assert abs(row["gradients"] / gradients - 1) < cfg.slack, (
+        f"{way}: gradients {row['gradients'] / size:.2f} S"
+    )
+    transient = row["largest"] if way == "ZeRO-2" else 0  # the gradient that is about to leave
+    assert row["most"] <= gradients * (1 + cfg.slack) + transient, (
+        f"{way}: at most {row['most'] / size:.2f} S"
+    )
+    assert abs(row["state"] / (2 * size / n) - 1) < cfg.slack, f"{way}: state {row['state'] / size:.2f} S"
+    if n == 1:
+        return
+    sent = torch.tensor([row["by_rule"], row["wire"] or 0.0], dtype=torch.float64)
+    dist.all_reduce(sent, group=members)
+    by_rule, wire = (sent / n / size * n / (n - 1)).tolist()
+    assert abs(by_rule / halves_by_rule - 1) < cfg.slack, (
+        f"{way}: {by_rule:.2f} halves of an all-reduce by rule"
+    )
+    if row["wire"] is not None and dist.get_backend(members) == "gloo":
+        assert abs(wire / halves_on_wire - 1) < cfg.headers, f"{way}: {wire:.2f} halves of an all-reduce sent"
+    row["wire"] = wire * (n - 1) / n * size
+
+
+def tell(way: str, micro_batches: int, row: dict, n: int) -> None:
+    size = row["size"]
+    wire = "not known" if row["wire"] is None else f"{row['wire'] / size:.1f} S"
+    print_on_rank_0(
+        f"{n} ranks, {way:15} {micro_batches} backward(s) a step: equal to one process; gradients "
+        f"{row['gradients'] / size:.2f} S, sends {row['by_rule'] / size:.2f} S by rule, {wire} over gloo"
+    )
+
+
+def bytes_with_masters(members: dist.ProcessGroup, group: Group) -> list[float]:
+    """Bytes per trainable parameter on this rank: parameters, gradients, state with the float32 copy."""
+    net = build_model(group, torch.bfloat16)
+    ours = WithMasters(net.parameters(), OPTIMIZERS["Adam"], members)
+    x = torch.randn(8, 1, 8, 8, device=group.device, dtype=torch.bfloat16)
+    net(x).square().mean().backward()
+    ours.step()
+    state = ours.optimizer.state[ours.shard]
+    kept = [ours.flat, ours.gradient], [ours.shard, state["exp_avg"], state["exp_avg_sq"]]
+    numel = sum(p.numel() for p in ours.params)
+    parameters_and_gradients, of_optimizer = [sum(t.nbytes for t in tensors) / numel for tensors in kept]
+    n = dist.get_world_size(members)
+    assert abs(parameters_and_gradients - 4) < 0.01, parameters_and_gradients
+    assert abs(of_optimizer - 12 / n) < 0.01, of_optimizer
+    return [parameters_and_gradients, of_optimizer]
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        size = shareable(cfg.batch, group.world_size)
-        rows, whole = {}, batch(load_images("digits"), 0, size, group.device)
-        alone = {name: reference(name, whole, cfg, group) for name in OPTIMIZERS}
+        x, y = batch(load_images("digits"), 0, 2 * shareable(cfg.batch, group.world_size), group.device)
+        alone = {name: reference(name, x, y, cfg, group) for name in OPTIMIZERS}
+        rows = {}
         for n in range(1, group.world_size + 1):
-            for stage in (1, 2):
-                for name in OPTIMIZERS:
-                    if group.rank < n:
-                        row = train(stage, name, n, whole, alone[name], cfg, group)
-                        rows[f"{name}, ZeRO-{stage}, {n}"] = row
-                if group.rank == 0:
-                    print(
-                        f"{n} rank(s), ZeRO-{stage}: equal to one process; a rank sends "
-                        f"{row['sent']:,} bytes per step in {row['calls']} messages"
-                    )
+            members = dist.new_group(list(range(n)))
+            if group.rank >= n:
+                continue
+            for way in WAYS:
+                train(way, "SGD with momentum", 1, members, x, y, alone["SGD with momentum"], cfg, group)
+                for micro_batches in (1, 2):
+                    row = train(way, "Adam", micro_batches, members, x, y, alone["Adam"], cfg, group)
+                    check(way, micro_batches, row, members, cfg)
+                    rows[f"{way}, {micro_batches}, {n}"] = row
+                    if n == group.world_size:
+                        tell(way, micro_batches, row, n)
+            rows[f"masters, {n}"] = bytes_with_masters(members, group)
         record_results("lab_18_by_hand", rows)
 
 

@@ -1,4 +1,4 @@
-"""Three ways to get it wrong: ranks that differ, a saved state with holes, and one that nobody gathered.
+"""Four ways to get it wrong: nobody sends, a state with holes, one that nobody gathered, two that average.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_faults.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
@@ -25,11 +26,11 @@ class Config:
     steps: int = 3
 
 
-def build(group: Group, cfg: Config) -> tuple[nn.Module, ShardedOptimizer]:
+def build(group: Group, cfg: Config, stage: int = 1) -> tuple[nn.Module, ShardedOptimizer]:
     torch.manual_seed(0)
     layers = [nn.Linear(8, 8, dtype=torch.float64) for _ in range(cfg.layers)]
     net = nn.Sequential(*layers).to(group.device)
-    return net, ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=0.05)
+    return net, ShardedOptimizer(net.parameters(), torch.optim.Adam, stage, lr=0.05)
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, group: Group) -> None:
@@ -52,7 +53,8 @@ def reference(group: Group, cfg: Config) -> nn.Module:
 def without_sending(group: Group, cfg: Config) -> str:
     """Each rank steps its own parameters, and nobody sends them."""
     net, optimizer = build(group, cfg)
-    real, shards.send_bucket = shards.send_bucket, lambda *_: None
+    real = shards.send_bucket
+    shards.send_bucket = lambda *_: None
     try:
         train(net, optimizer, 1, group)
     finally:
@@ -61,9 +63,9 @@ def without_sending(group: Group, cfg: Config) -> str:
     print_in_rank_order(f"after a step in which nobody sends: parameters sum to {total:.4f}")
     try:
         assert_same_on_every_rank("parameter", parameters(net))
-        return "green"
     except ParityError as error:
         return str(error)
+    return "green"
 
 
 def resumed(save_whole: bool, group: Group, cfg: Config) -> tuple[int, str]:
@@ -107,6 +109,16 @@ def one_step_later(optimizer: torch.optim.Optimizer, ranks: int) -> str:
     return f"hands out a state whose parameters have made {steps} steps"
 
 
+def averaged_twice(group: Group, cfg: Config) -> str:
+    """DDP around the model, and stage 2, which averages as well."""
+    net, optimizer = build(group, cfg, stage=2)
+    try:
+        train(DistributedDataParallel(net), optimizer, 1, group)
+    except RuntimeError as error:
+        return str(error)
+    raise CourseError("stage 2 inside DDP was to be refused")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
         verdict = without_sending(group, cfg)
@@ -131,6 +143,7 @@ def main(cfg: Config) -> None:
             train(net, one, 1, group)
             if group.rank == 0:
                 print(f"{name}, one step later: {one_step_later(one, group.world_size)}")
+        print_on_rank_0(f"stage 2 inside DDP: {averaged_twice(group, cfg)}")
 
 
 if __name__ == "__main__":

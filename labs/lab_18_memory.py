@@ -1,4 +1,4 @@
-"""Bytes of parameters, gradients and optimizer state on each rank, from the tensors' storages.
+"""Bytes of parameters, gradients and optimizer state on each rank, from the tensors' storages; bytes sent.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_memory.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.comm.record import record
 from shared.runtime.group import Group, process_group
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -27,7 +28,8 @@ class Config:
     steps: int = 2
 
 
-WAYS = ("plain Adam", "torch's ZeRO-1", "ZeRO-1", "ZeRO-2")
+# {way: bytes that a rank sends in a step, by rule, as a multiple of (N - 1) / N * S}
+WAYS = {"plain Adam": 2, "torch's ZeRO-1": 3, "ZeRO-1": 3, "ZeRO-2": 2}
 
 
 def bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
@@ -52,10 +54,13 @@ def measure(way: str, group: Group, members: dist.ProcessGroup, cfg: Config) -> 
     n = dist.get_world_size(members)
     torch.manual_seed(group.rank)
     net = nn.Sequential(*[nn.Linear(cfg.width, cfg.width) for _ in range(cfg.layers)]).to(group.device)
-    optimizer, most = None, 0
+    optimizer = None
+    most = 0
 
     def gradients() -> list[torch.Tensor | None]:
-        return [*(p.grad for p in net.parameters()), *getattr(optimizer, "mean", {}).values()]
+        of_parameters = [p.grad for p in net.parameters()]
+        means = getattr(optimizer, "mean", {})  # where stage 2 keeps its own
+        return [*of_parameters, *means.values()]
 
     def look(_) -> None:
         nonlocal most
@@ -73,13 +78,15 @@ def measure(way: str, group: Group, members: dist.ProcessGroup, cfg: Config) -> 
     else:
         optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, int(way[-1]), members, cfg.bucket_mb)
     for _ in range(cfg.steps):
-        model(torch.randn(4, cfg.width, device=group.device)).square().mean().backward()
-        held = bytes_of(gradients())
-        optimizer.step()
+        with record() as log:
+            model(torch.randn(4, cfg.width, device=group.device)).square().mean().backward()
+            held = bytes_of(gradients())
+            optimizer.step()
         optimizer.zero_grad()
     inner = getattr(optimizer, "optim", optimizer)  # torch keeps the sharded one there
     state = bytes_of(t for one in inner.state.values() for t in one.values())
     row = {"parameters": bytes_of(net.parameters()), "gradients": held, "state": state, "most": most}
+    row["sent"] = log.by_rule()
     check(way, n, row, cfg)
     return row
 
@@ -88,8 +95,12 @@ def check(way: str, n: int, row: dict[str, int], cfg: Config) -> None:
     """Equal to the formula where n divides the layers, else at most one weight and bias above it."""
     layer = (cfg.width + 1) * cfg.width * 4
     for what, expected in reference(way, n, cfg).items():
-        slack = 0 if cfg.layers % n == 0 else {"state": 2 * layer + 16, "gradients": layer}.get(what, 0)
+        slack = 0
+        if cfg.layers % n != 0:
+            slack = {"state": 2 * layer + 16, "gradients": layer, "parameters": 0}[what]
         assert abs(row[what] - expected) <= slack, f"{way}, {n} ranks: {what} {row[what]}, not {expected}"
+    expected = WAYS[way] * (n - 1) / n * row["parameters"]
+    assert abs(row["sent"] - expected) <= 0.02 * expected, f"{way}, {n} ranks: sent {row['sent']:,.0f}"
     if way == "ZeRO-2":  # beside what it owns, the layer whose gradient was just computed, and all biases
         assert row["most"] <= row["gradients"] + layer + cfg.layers * cfg.width * 4, row
 
@@ -101,11 +112,13 @@ def main(cfg: Config) -> None:
             members = dist.new_group(list(range(n)))
             for way in WAYS:
                 if group.rank < n:
-                    rows[f"{way}, {n}"] = row = measure(way, group, members, cfg)
+                    row = measure(way, group, members, cfg)
+                    rows[f"{way}, {n}"] = row
                 if group.rank == 0:
                     print(
                         f"{n} rank(s), {way:14}: parameters {row['parameters']:9,}, "
-                        f"gradients {row['gradients']:9,}, state {row['state']:9,} bytes"
+                        f"gradients {row['gradients']:9,}, state {row['state']:9,} bytes; "
+                        f"sent by rule {row['sent']:9,.0f}"
                     )
         record_results("lab_18_memory", rows)
 

@@ -111,8 +111,12 @@ class CommRecord(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
         kwargs = kwargs or {}
         if func.namespace in NAMESPACES and not NAMES_A_GROUP.isdisjoint(_parameters(func)):
-            self.events.append(_call(func, args, kwargs))
+            self.note(_call(func, args, kwargs))
         return func(*args, **kwargs)
+
+    def note(self, call: Call) -> None:
+        """Add ``call``, which is about to be launched. A subclass may look at it first."""
+        self.events.append(call)
 
     def mark(self, what: str) -> None:
         """Note that something happened now, between the calls before and those after."""

@@ -18,9 +18,9 @@ class StorageRecorder(TorchDispatchMode):
             model(x).sum().backward()
         memory.peak  # bytes
 
-    It knows the storages of ``tensors``, and of all tensors that go into an operation or come out of one, until
-    torch frees them; copies, activations and buffers of collectives are among them. gloo's own buffers, and
-    what lies unused in the allocator, are not seen.
+    It knows the storages of ``tensors``, and of all tensors that go into an operation or come out of one,
+    until torch frees them; copies, activations and buffers of collectives are among them. gloo's own buffers,
+    and what lies unused in the allocator, are not seen.
 
     Attributes:
         peak: the largest number of bytes alive after any operation, since the start or ``reset_peak``.

@@ -1,0 +1,170 @@
+"""Check of exercise 18. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+
+import copy
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.comm.same_calls import DifferentCalls, SameCalls
+from shared.runtime.errors import ParityError
+from shared.runtime.exercises import Wrong, check_exercise
+from shared.runtime.group import Group
+from shared.training.parity import assert_equal
+
+TOLERANCE = 1e-12  # float64
+UNEVEN = 1.1  # bytes of the fullest rank, as a multiple of an even share
+TRAFFIC = 1.05  # bytes sent, as a multiple of DDP's
+CASES = {
+    "Adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.05}),
+}
+
+
+class Net(nn.Module):
+    """(batch, 16) to (batch, 24): parameters of many sizes, some frozen, tied, used by one rank, or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(16, 24).requires_grad_(False)
+        self.up = nn.ModuleList(nn.Linear(24, 4 * i) for i in range(1, 9))
+        self.down = nn.ModuleList(nn.Linear(4 * i, 24) for i in range(1, 9))
+        self.branch = nn.Linear(24, 24)
+        self.spare = nn.Linear(24, 2)
+        self.last = nn.Linear(24, 24)
+        self.tied = nn.Linear(24, 24)
+        self.tied.weight = self.last.weight
+
+    def forward(self, x: torch.Tensor, use_branch: bool) -> torch.Tensor:
+        x = self.frozen(x)
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(torch.tanh(up(x)))
+        if use_branch:
+            x = x + torch.tanh(self.branch(x))
+        return self.tied(torch.tanh(self.last(x)))
+
+
+def loss_of(net: Net, rank: int, step: int, ranks: int) -> torch.Tensor:
+    """The loss of a rank's own data. In each step another rank uses the branch."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(6, 16, dtype=torch.float64, generator=generator)
+    x = x.to(next(net.parameters()).device)
+    return net(x, use_branch=rank == step % ranks).square().mean()
+
+
+def values(net: Net) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def stepped(before: Net, gradients: dict[str, torch.Tensor | None], case: str, factor: float) -> dict:
+    """What the first step would make of ``before`` with these gradients, each times ``factor``."""
+    net = copy.deepcopy(before)
+    for name, p in net.named_parameters():
+        if gradients[name] is not None:
+            p.grad = gradients[name] * factor
+    optimizer_class, options = CASES[case]
+    optimizer_class([p for p in net.parameters() if p.requires_grad], **options).step()
+    return values(net)
+
+
+def gradients_of(net: Net) -> dict[str, torch.Tensor | None]:
+    return {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
+
+
+def compare(what: str, net: Net, alone: Net, guesses: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Raise ``Wrong`` unless the parameters are equal. ``guesses``: {what was wrong: values it leads to}."""
+    expected = values(alone)
+    for name, found in values(net).items():
+        try:
+            assert_equal(name, found, expected[name], TOLERANCE)
+        except ParityError as error:
+            for guess, wrong in guesses.items():
+                if found.dtype == wrong[name].dtype and torch.allclose(
+                    found, wrong[name], rtol=0, atol=TOLERANCE
+                ):
+                    raise Wrong(f"{what}: {name} {guess}") from None
+            hint = "; is a parameter cut in pieces? It looks at whole matrices" if "Adafactor" in what else ""
+            raise Wrong(f"{what}: {error}{hint}") from None
+
+
+def guesses_of(before: Net, own: dict, mean: dict, case: str, ranks: int) -> dict[str, dict]:
+    """Likely mistakes of a first step."""
+    if ranks == 1:
+        return {}
+    return {
+        "still has its old value here: its owner has to send the new one": values(before),
+        "was stepped with the sum of the gradients, not with their mean": stepped(before, mean, case, ranks),
+        "was stepped with this rank's gradient, not with the mean over the ranks": stepped(
+            before, own, case, 1
+        ),
+    }
+
+
+def train(answer: ModuleType, case: str, group: Group) -> tuple[dict[str, int], float, nn.Module, object]:
+    """Train beside one process; returns calls and bytes by rule of the first step, net and answer."""
+    optimizer_class, options = CASES[case]
+    torch.manual_seed(18)
+    alone = Net().double().to(group.device)
+    net = copy.deepcopy(alone)
+    plain = optimizer_class([p for p in alone.parameters() if p.requires_grad], **options)
+    ours = answer.ZeRO1(net.parameters(), optimizer_class, **options)
+    calls, sent = {}, 0.0
+    for step in range(4):
+        before = copy.deepcopy(net)
+        plain.zero_grad()
+        ours.zero_grad()
+        for part in range(2 if step == 2 else 1):  # once two backwards before the step
+            losses = [loss_of(alone, rank, step + part, group.world_size) for rank in range(group.world_size)]
+            (sum(losses) / group.world_size).backward()
+            loss_of(net, group.rank, step + part, group.world_size).backward()
+        own, mean = gradients_of(net), gradients_of(alone)
+        plain.step()
+        try:
+            with SameCalls() as log:
+                ours.step()
+        except DifferentCalls as error:
+            raise Wrong(
+                f"{case}, step {step}: {error}; all must make the same calls, used or not, whoever owns what"
+            ) from None
+        guesses = guesses_of(before, own, mean, case, group.world_size) if step == 0 else {}
+        compare(f"{case}, step {step}", net, alone, guesses)
+        if step == 0:
+            calls, sent = dict(log.counts()), log.by_rule()
+    return calls, sent, net, ours
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    tensors = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return sum(t.nbytes for t in tensors if t.dim() > 0)
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    n = group.world_size
+    calls, sent, net, ours = train(answer, "Adam", group)
+    size = sum(p.nbytes for p in net.parameters() if p.requires_grad)
+    mine = torch.tensor([float(state_bytes(ours.optimizer)), sent], dtype=torch.float64, device=group.device)
+    everyone = [torch.empty_like(mine) for _ in range(n)]
+    dist.all_gather(everyone, mine)
+    states = [int(rank[0]) for rank in everyone]
+    share = 2 * size / n
+    if max(states) > UNEVEN * share:
+        fullest = states.index(max(states))
+        raise Wrong(
+            f"rank {fullest} keeps {max(states):,} bytes of Adam's state; an even share is {share:,.0f}, "
+            f"allowed are {UNEVEN - 1:.0%} more"
+        )
+    ddp = 2 * (n - 1) / n * size
+    sent = sum(float(rank[1]) for rank in everyone) / n
+    if sent > TRAFFIC * ddp:
+        raise Wrong(f"a step sends {sent:,.0f} bytes per rank; DDP's all-reduce sends {ddp:,.0f}")
+    train(answer, "Adafactor", group)
+    made = ", ".join(f"{count} x {op}" for op, count in calls.items()) or "no call"
+    return (
+        "equal to one process with Adam and with Adafactor; the fullest rank keeps "
+        f"{max(states) / (2 * size):.0%} of Adam's state; a step sends {sent:,.0f} bytes, {made}. Well done."
+    )
+
+
+if __name__ == "__main__":
+    check_exercise("18_zero_1", verify)

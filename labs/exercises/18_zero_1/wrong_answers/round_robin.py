@@ -1,0 +1,38 @@
+# rejected: rank 0 keeps
+"""Deals the parameters out like cards."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class ZeRO1:
+    def __init__(
+        self, params: Iterable[nn.Parameter], optimizer_class: type[torch.optim.Optimizer], **options
+    ) -> None:
+        self.rank = dist.get_rank()
+        self.ranks = dist.get_world_size()
+        self.params = [p for p in params if p.requires_grad]
+        self.owner = self.partition()
+        mine = [p for p, owner in zip(self.params, self.owner, strict=True) if owner == self.rank]
+        self.optimizer = optimizer_class(mine, **options)
+
+    def partition(self) -> list[int]:
+        return [index % self.ranks for index in range(len(self.params))]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p, owner in zip(self.params, self.owner, strict=True):
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.reduce(gradient, dst=owner)
+            if owner == self.rank:
+                p.grad = gradient / self.ranks
+        self.optimizer.step()
+        for p, owner in zip(self.params, self.owner, strict=True):
+            dist.broadcast(p, src=owner)
+
+    def zero_grad(self) -> None:
+        for p in self.params:
+            p.grad = None
