@@ -64,9 +64,24 @@ def starts(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     print_on_rank_0("different starts: shard r of the sharded weight is from rank r's model, for each r")
 
 
+def sync_module_states(group: Group, cfg: Config) -> None:
+    """FSDP1 has an option that sends rank 0's model to the others, but not for a model on a CPU."""
+    if group.device.type != "cpu":
+        return
+    model = net(group, cfg.seed + group.rank)
+    try:
+        FullyShardedDataParallel(model, device_id=group.device, sync_module_states=True)
+    except ValueError as error:
+        if "requires them to be on GPU" not in str(error):
+            raise
+        print_on_rank_0("FSDP1, sync_module_states=True: requires parameters and buffers to be on GPU")
+    else:
+        raise CourseError("sync_module_states=True was to be refused on a CPU")
+
+
 def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, list[float]]:
     """The same training with the optimizer built before and after fully_shard, which makes new parameters."""
-    losses = {}
+    losses: dict[str, list[float]] = {}
     for moment in ("before", "after"):
         model = net(group, cfg.seed)
         given = list(model.parameters())
@@ -87,7 +102,8 @@ def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, li
 
 def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     """The norm is that of all shards together. A rank's own shards know only a part of it."""
-    alone, new = net(group, cfg.seed), shard(net(group, cfg.seed), mesh)
+    alone = net(group, cfg.seed)
+    new = shard(net(group, cfg.seed), mesh)
     single = net(group, cfg.seed, torch.float32)  # FSDP1 takes norms in float32
     old = FullyShardedDataParallel(single, device_id=group.device, use_orig_params=True)
     for model in (alone, new, old):
@@ -113,14 +129,19 @@ def precision(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, float]:
     """Shards, gradients and their sum stay in float32; what is gathered and computed with is bfloat16."""
     alone = net(group, cfg.seed, torch.float32)
     backward(alone, group, cfg, alone=True)
-    whole, off = {}, {}
+    whole: dict[torch.dtype, int] = {}
+    off: dict[str, float] = {}
     for dtype in (torch.float32, torch.bfloat16):
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         model = shard(net(group, cfg.seed, torch.float32), mesh, mp_policy=policy)
-        up = model.blocks[0].up
-        up.register_forward_hook(lambda layer, *_, dtype=dtype: whole.update({dtype: layer.weight.nbytes}))
+
+        def look(layer: nn.Module, inputs: tuple, output: torch.Tensor, dtype: torch.dtype = dtype) -> None:
+            whole[dtype] = layer.weight.nbytes
+
+        model.blocks[0].up.register_forward_hook(look)
         backward(model, group, cfg)
-        assert {t.dtype for p in model.parameters() for t in (p, p.grad)} == {torch.float32}
+        for p in model.parameters():
+            assert p.dtype == p.grad.dtype == torch.float32
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
         error = nn.utils.get_total_norm([p.grad.full_tensor() - q.grad for p, q in pairs])
         off[str(dtype)] = (error / nn.utils.get_total_norm([p.grad for p in alone.parameters()])).item()
@@ -131,9 +152,10 @@ def precision(group: Group, mesh: DeviceMesh, cfg: Config) -> dict[str, float]:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20, smallest=2) as group:
+    with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         starts(group, mesh, cfg)
+        sync_module_states(group, cfg)
         losses = early_optimizer(group, mesh, cfg)
         clipping(group, mesh, cfg)
         record_results("lab_19_details", {"losses": losses, "off": precision(group, mesh, cfg)})

@@ -1,24 +1,25 @@
 """FSDP of both generations equals one process after every step, on 1 to N ranks, and holds 1/N of its bytes.
 
-Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_19_fsdp.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_19_fsdp.py
 Written by:  notebooks/19_fsdp.ipynb
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
@@ -80,11 +81,13 @@ def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
             for name, p in model.named_parameters():
-                yield from ((name, p.detach().clone()), (f"{name} gradient", p.grad.clone()))
+                yield name, p.detach().clone()
+                yield f"{name} gradient", p.grad.clone()
     else:
         for name, p in model.named_parameters():
             name = name.removeprefix("module.")
-            yield from ((name, unsharded(p)), (f"{name} gradient", unsharded(p.grad)))
+            yield name, unsharded(p)
+            yield f"{name} gradient", unsharded(p.grad)
 
 
 def stored(tensors: Iterable[torch.Tensor]) -> int:
@@ -103,38 +106,73 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     }
 
 
-def train(wrap, mesh: DeviceMesh, data: Images, size: int, cfg: Config) -> dict[str, int]:
-    """Train beside one process that has the whole batch, and compare. Returns what this rank holds."""
-    device, n = torch.device(mesh.device_type), mesh.size()
+def train(
+    wrap: Callable, mesh: DeviceMesh, data: Images, size: int, cfg: Config
+) -> tuple[dict[str, int], CommRecord]:
+    """Train beside one process that has the whole batch, and compare.
+
+    Returns what this rank holds, and what it called in the last forward and backward.
+    """
+    device = torch.device(mesh.device_type)
+    n = mesh.size()
+    everyone = mesh.get_group() if mesh.ndim == 1 else None
     torch.manual_seed(cfg.seed)
     alone = BlockNet().double().to(device)
     torch.manual_seed(cfg.seed + dist.get_rank())
     net = BlockNet().double().to(device)  # another one on each rank
-    broadcast_from_rank_0(net.parameters(), mesh.get_group())  # of the three, only DDP would do that itself
+    broadcast_from_rank_0(net.parameters(), everyone)  # of the three, only DDP would do that itself
     model = wrap(net, mesh)
     # Adam divides by the gradient's size plus eps: 1e-8 would enlarge rounding errors of tiny gradients.
-    ours, theirs = (torch.optim.Adam(m.parameters(), 1e-3, eps=1e-4) for m in (model, alone))
-    parts = (slice(dist.get_rank(), None, n), slice(None))
+    ours = torch.optim.Adam(model.parameters(), 1e-3, eps=1e-4)
+    theirs = torch.optim.Adam(alone.parameters(), 1e-3, eps=1e-4)
+    mine = slice(dist.get_rank(), None, n)
     for step in range(cfg.steps):
         x, y = batch(data, step, size, device)
-        for one, optimizer, part in zip((model, alone), (ours, theirs), parts, strict=True):
-            optimizer.zero_grad()
-            F.cross_entropy(one(x[part]), y[part]).backward()
-            optimizer.step()
+        ours.zero_grad()
+        with record() as log:
+            F.cross_entropy(model(x[mine]), y[mine]).backward()
+        ours.step()
+        theirs.zero_grad()
+        F.cross_entropy(alone(x), y).backward()
+        theirs.step()
         what = f"{wrap.__name__}, {n} ranks, step {step}:"
         assert_all_equal(what, full_tensors(model), full_tensors(alone), cfg.tolerance)
-    return held(model, ours)
+    return held(model, ours), log
+
+
+def hsdp(data: Images, size: int, everything: int, cfg: Config) -> None:
+    """Two replicas, each sharded over half of the ranks: shards are all-reduced between the replicas."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    names = ("replicate", "shard")
+    mesh = init_device_mesh(device, (2, dist.get_world_size() // 2), mesh_dim_names=names)
+    row, log = train(fsdp2, mesh, data, size, cfg)
+    share = sum(row.values()) * mesh.size(1) / everything
+    units = log.count("reduce_scatter")
+    between = {len(call.ranks) for call in log.of("all_reduce")}
+    within = {len(call.ranks) for call in log.of("reduce_scatter", "all_gather")}
+    if abs(share - 1) > 2 * cfg.slack or log.count("all_reduce") != units:
+        raise CourseError(f"HSDP: {share:.3f} times the share, calls {dict(log.counts())}")
+    if (between, within) != ({2}, {mesh.size(1)}):
+        raise CourseError(f"HSDP: all-reduces among {between} ranks, the others among {within}")
+    print_on_rank_0(
+        f"HSDP, 2 replicas x {mesh.size(1)} shards: equal one process; bytes per rank: "
+        f"{sum(row.values()):,}; {units} reduce-scatters within a replica, {units} all-reduces between them"
+    )
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group:
-        rows, data, size = {}, load_images("digits"), shareable(cfg.global_batch, group.world_size)
+    with process_group(timeout_s=60) as group:
+        rows: dict[int, dict] = {}
+        data = load_images("digits")
+        size = shareable(cfg.global_batch, group.world_size)
         if not torch.accelerator.is_available():
             print_on_rank_0(f"FSDP1 without device_id: {without_device_id()}")
         for n in range(1, group.world_size + 1):
             mesh = DeviceMesh(group.device.type, range(n))  # all ranks call this, also those outside
             if group.rank < n:
-                rows[n] = {wrap.__name__: train(wrap, mesh, data, size, cfg) for wrap in (ddp, fsdp2, fsdp1)}
+                rows[n] = {}
+                for wrap in (ddp, fsdp2, fsdp1):
+                    rows[n][wrap.__name__], _ = train(wrap, mesh, data, size, cfg)
                 everything = sum(rows[n]["ddp"].values())
                 for way in ("fsdp2", "fsdp1"):
                     share = sum(rows[n][way].values()) * n / everything
@@ -143,6 +181,8 @@ def main(cfg: Config) -> None:
                 sizes = ", ".join(f"{way} {sum(row.values()):,}" for way, row in rows[n].items())
                 print_on_rank_0(f"{n} ranks: all equal one process; bytes per rank: {sizes}")
             dist.barrier()
+        if group.world_size % 2 == 0:
+            hsdp(data, size, everything, cfg)
         record_results("lab_19_fsdp", {"rows": rows})
 
 

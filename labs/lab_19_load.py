@@ -68,7 +68,7 @@ def unsharded(model: BlockNet) -> list[tuple[str, torch.Tensor]]:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group:
+    with process_group(timeout_s=60) as group:
         folder = results_folder() / "lab_19_state"
         if not (folder / "shards" / ".metadata").exists():
             raise InputError("there is nothing to load: run lab_19_state.py first")

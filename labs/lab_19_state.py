@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -91,28 +92,34 @@ def alone_in_a_gather(model: torch.nn.Module, group: Group, cfg: Config) -> str:
     raise CourseError("one rank cannot gather alone")
 
 
+def train_and_save(mesh: DeviceMesh, group: Group, cfg: Config) -> nn.Module:
+    """Train a sharded model, and save it both ways."""
+    model = shard(new_net(cfg, group), mesh)
+    mine = slice(group.rank, None, group.world_size)
+    optimizer = train(model, mine, cfg, group)
+
+    # A whole state: every rank takes part in gathering it, rank 0 gets and writes it.
+    whole = get_model_state_dict(model, options=WHOLE)
+    print_in_rank_order(f"full_state_dict: {len(whole)} tensors")
+    folder = results_folder() / "lab_19_state"
+    if group.rank == 0:
+        assert_all_equal("saved", whole.items(), parameters(reference(cfg, group)), 1e-12)
+        shutil.rmtree(folder, ignore_errors=True)
+        save_atomically({"model": whole}, folder / "full.pt")
+    dist.barrier()
+
+    # Shards: every rank writes its own, of model and optimizer.
+    state, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": state, "optimizer": moments}, checkpoint_id=folder / "shards")
+    written = (folder / "shards" / f"__{group.rank}_0.distcp").stat().st_size
+    print_in_rank_order(f"dcp.save: a file of {written / 1e6:.1f} MB")
+    return model
+
+
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20, smallest=2) as group:
+    with process_group(timeout_s=60, smallest=2) as group:
         short = dist.new_group(timeout=timedelta(seconds=cfg.patience_s))  # for FSDP's own collectives
-        model = shard(new_net(cfg, group), DeviceMesh.from_group(short, group.device.type))
-        mine = slice(group.rank, None, group.world_size)
-        optimizer = train(model, mine, cfg, group)
-
-        # A whole state: every rank takes part in gathering it, rank 0 gets and writes it.
-        whole = get_model_state_dict(model, options=WHOLE)
-        print_in_rank_order(f"full_state_dict: {len(whole)} tensors")
-        folder = results_folder() / "lab_19_state"
-        if group.rank == 0:
-            assert_all_equal("saved", whole.items(), parameters(reference(cfg, group)), 1e-12)
-            shutil.rmtree(folder, ignore_errors=True)
-            save_atomically({"model": whole}, folder / "full.pt")
-        dist.barrier()
-
-        # Shards: every rank writes its own, of model and optimizer.
-        state, moments = get_state_dict(model, optimizer)
-        dcp.save({"model": state, "optimizer": moments}, checkpoint_id=folder / "shards")
-        written = (folder / "shards" / f"__{group.rank}_0.distcp").stat().st_size
-        print_in_rank_order(f"dcp.save: a file of {written / 1e6:.1f} MB")
+        model = train_and_save(DeviceMesh.from_group(short, group.device.type), group, cfg)
 
         # Old code saves model.state_dict() on rank 0.
         old = FullyShardedDataParallel(new_net(cfg, group), device_id=group.device)

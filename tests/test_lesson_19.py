@@ -14,7 +14,7 @@ LABS = ROOT / "labs"
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_units_by_hand_equal_ddp(ranks: int, tmp_path: Path):
-    done = warm_torchrun(LABS / "lab_19_unit.py", ranks=ranks, RANK_BY_RANK_RESULTS=str(tmp_path))
+    done = warm_torchrun(LABS / "lab_19_by_hand.py", ranks=ranks, RANK_BY_RANK_RESULTS=str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert "5 steps equal to DDP and to one process" in done.stdout
 

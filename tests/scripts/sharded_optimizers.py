@@ -52,7 +52,8 @@ def train(kind: type, stage: int, group: Group, members: list[int], max_norm: fl
     ours.add_param_group({"params": matrices(net)[4:], "lr": 0.02})
     plain.add_param_group({"params": matrices(alone)[4:], "lr": 0.02})
     for p, q in zip(net.parameters(), alone.parameters(), strict=True):  # those that nobody optimizes
-        p.data.copy_(q) if p.dim() == 1 else None
+        if p.dim() == 1:
+            p.data.copy_(q)
     schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (ours, plain)]
     for step in range(5):
         for one, optimizer in ((net, ours), (alone, plain)):
@@ -65,7 +66,8 @@ def train(kind: type, stage: int, group: Group, members: list[int], max_norm: fl
             nn.utils.clip_grad_norm_(matrices(alone), max_norm)
         for optimizer in (plain, ours):
             optimizer.step()
-        [scheduler.step() for scheduler in schedulers]
+        for scheduler in schedulers:
+            scheduler.step()
         assert_all_equal(f"{kind.__name__} {stage} step {step}", parameters(net), parameters(alone), 1e-12)
         if step == 2:
             ours.consolidate_state_dict(to=n - 1)

@@ -1,0 +1,52 @@
+"""Exercise 19: a sharded unit, with its backward."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class ShardedUnit:
+    """Shards the parameters of ``module`` over all ranks. No rank holds the whole longer than it computes.
+
+    The parameters are equal on all ranks. Those that are frozen stay whole. The module returns one tensor,
+    and each of its other parameters takes part in each backward.
+
+    ``shard``, (length,), is this rank's part, for the optimizer, with a memory of its own. All trainable
+    parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn; length
+    is as small as can be. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.ranks = dist.get_world_size()
+        self.params = [p for p in module.parameters() if p.requires_grad]
+        raise NotImplementedError  # your turn: replace this line
+        module.register_forward_pre_hook(self.before_forward)
+        module.register_forward_hook(self.after_forward)
+        for p in self.params:
+            p.register_post_accumulate_grad_hook(self.after_gradient)
+
+    def unshard(self) -> None:
+        """Make the parameters whole again, in the storage in which they were: autograd points there."""
+        raise NotImplementedError  # your turn: replace this line
+
+    def reshard(self) -> None:
+        """Free the memory of the whole parameters."""
+        raise NotImplementedError  # your turn: replace this line
+
+    def before_forward(self, module: nn.Module, inputs: tuple) -> None:
+        self.unshard()
+
+    def after_forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        """Forward is over. Backward will begin at ``output``."""
+        raise NotImplementedError  # your turn: replace this line
+
+    def before_backward(self, gradient: torch.Tensor) -> None:
+        self.unshard()
+
+    def after_gradient(self, p: nn.Parameter) -> None:
+        """Autograd calls this for each trainable parameter, when ``p.grad`` is complete.
+
+        After the last of them, ``shard.grad`` holds this rank's part of the mean gradient over the ranks,
+        added to what it held before, and each ``p.grad`` is None.
+        """
+        raise NotImplementedError  # your turn: replace this line
