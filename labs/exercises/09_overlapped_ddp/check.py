@@ -4,6 +4,7 @@ import contextlib
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shared.comm.record import record
@@ -115,18 +116,30 @@ def verify_parity(answer: ModuleType, group: Group) -> int:
 
 
 def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
-    """Raise ``Wrong`` unless all gradients are those of one process."""
+    """Raise ``Wrong``, on all ranks, unless all gradients of all ranks are those of one process."""
+    found = ""
     for (name, p), truth in zip(ours.named_parameters(), alone.parameters(), strict=True):
-        where = f"{told}: on rank {group.rank} the gradient of {name}"
-        if p.grad is None and truth.grad is not None:
-            raise Wrong(f"{where} is None, but some rank has used it")
-        if p.grad is not None and truth.grad is None:
-            raise Wrong(f"{where} is there, but nobody has used it: it must stay None")
-        if p.grad is None:
-            continue
-        off = (p.grad - truth.grad).abs().max().item()
-        if off > TOLERANCE:
-            raise Wrong(f"{where} is off the mean over the ranks by {off:.1e} ({p.grad.dtype})")
+        problem = problem_of(p.grad, truth.grad)
+        if problem:
+            found = f"{told}: on rank {group.rank} the gradient of {name} {problem}"
+            break
+    everyones = [""] * group.world_size
+    dist.all_gather_object(everyones, found)
+    for problem in everyones:
+        if problem:
+            raise Wrong(problem)
+
+
+def problem_of(gradient: torch.Tensor | None, mean: torch.Tensor | None) -> str:
+    """What is wrong with a gradient; nothing if it is the mean, or None where nobody has one."""
+    if gradient is None:
+        return "" if mean is None else "is None, but some rank has used it"
+    if mean is None:
+        return "is there, but nobody has used it: it must stay None"
+    off = (gradient - mean).abs().max().item()
+    if off <= TOLERANCE:
+        return ""
+    return f"is off the mean over the ranks by {off:.1e} ({gradient.dtype})"
 
 
 def verify(answer: ModuleType, group: Group) -> str:

@@ -1,4 +1,4 @@
-# rejected: is off the mean over the ranks
+# rejected: the first step: on rank 0 the gradient of last.weight is off
 """Waits for the buckets that are full, and leaves the others."""
 
 from pathlib import Path
