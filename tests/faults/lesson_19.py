@@ -31,7 +31,7 @@ FAULTS: list[Fault] = [
         "fsdp2, 2 ranks, step 0: ",
     ),
     Fault("19_fsdp", "wrap(net, mesh)", "ddp(net, mesh)", "fsdp2 on 2 ranks: 2.000 times"),
-    Fault("19_units", "1 + 2 * len(units)", "2 + 2 * len(units)", "all_gather 9, by the formula"),
+    Fault("19_units", "1 + 2 * len(units)", "2 + 2 * len(units)", "all_gather 1, by the formula 2"),
     Fault(
         "19_units",
         "root + max([size(unit) for unit in units], default=0)",
