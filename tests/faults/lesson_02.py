@@ -11,7 +11,7 @@ FAULTS: list[Fault] = [
     Fault(
         "02_who_waits",
         'key.rpartition("/")[2]',
-        'key.split("/")[2]',
+        'key.split("/")[1]',
         "was to write its own address and read each",
     ),
     Fault(
