@@ -1,4 +1,4 @@
-# The targets a reader needs: lab, test, run. Those who write lessons: sync, check, refresh, format, bench.
+# The targets a reader needs: lab, test, run. Those who write lessons: lesson, sync, check, refresh, format, bench.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ DONE := $(VENV)/.installed
 OLDEST := .venv-oldest-kernel
 SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help lab test run check sync refresh format bench browser clean
+.PHONY: help lab test run check lesson sync refresh format bench browser clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test     set everything up and run all tests (minutes)"
 	@echo "make run      execute every lesson through papermill into runs/ (WORLD_SIZE=4 for 4 ranks)"
 	@echo "make check    the tests that take seconds"
+	@echo "make lesson   write the skeleton of a lesson, and run it (N=14 TITLE='Less communication')"
 	@echo "make sync     write labs, stubs and tables from the notebooks"
 	@echo "make refresh  execute the lessons that changed and keep their outputs"
 	@echo "make format   format labs, shared and tests, and put the labs back into their cells"
@@ -45,6 +46,10 @@ check: $(DONE)
 
 run: $(DONE)
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
+
+lesson: $(DONE)
+	@$(BIN)/python -m shared.tools.new_lesson -- "$$N" "$$TITLE"
+	@$(BIN)/python -m shared.tools.refresh "$$N"
 
 sync: $(DONE)
 	@$(BIN)/python -m shared.tools.sync

@@ -173,6 +173,8 @@ def exercise(tmp_path: Path) -> Path:
     """The root of a course whose exercise is complete."""
     folder = tmp_path / "labs" / "exercises" / "90_small"
     (folder / "wrong_answers").mkdir(parents=True)
+    (folder / "right_answers").mkdir()
+    (folder / "right_answers" / "0.py").write_text("# accepted: unusual\n", encoding="utf-8")
     for number in range(3):
         (folder / "wrong_answers" / f"{number}.py").write_text(
             f"# rejected: reason {number}\n", encoding="utf-8"
@@ -193,6 +195,7 @@ def exercise(tmp_path: Path) -> Path:
         ("wrong_answers/0.py", None, "has 2 wrong answers"),
         ("wrong_answers/0.py", "x = 1\n", "does not begin with"),
         ("wrong_answers/0.py", "# rejected: reason 1\n", "for the same reason"),
+        ("right_answers/0.py", "x = 1\n", "does not begin with `# accepted: "),
     ],
 )
 def test_an_incomplete_exercise_is_found(name: str, text: str | None, expected: str, exercise: Path):

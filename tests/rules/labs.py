@@ -190,4 +190,8 @@ def exercise_problems(name: str, root: Path) -> list[str]:
     ]
     if len(set(reasons)) < len(reasons):
         found.append(f"{name}: two wrong answers are rejected for the same reason")
+    for path in sorted((folder / "right_answers").glob("*.py")):
+        reason = path.read_text(encoding="utf-8").splitlines()[0]
+        if not reason.startswith(ACCEPTED) or not reason.removeprefix(ACCEPTED).strip():
+            found.append(f"{path.name} does not begin with `{ACCEPTED}...`")
     return found
