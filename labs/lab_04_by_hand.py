@@ -6,6 +6,7 @@ Written by:  notebooks/04_collectives.ipynb
 
 from collections.abc import Callable
 
+import lab_04_collectives
 import torch
 import torch.distributed as dist
 
@@ -42,20 +43,23 @@ def scatter(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
     return pieces[me]
 
 
-def gather(x: torch.Tensor, ranks: list[int]) -> torch.Tensor | None:
-    """The pieces x of all, at place 0."""
+def gather(piece: torch.Tensor, ranks: list[int]) -> torch.Tensor | None:
+    """The pieces of all, at place 0; None elsewhere."""
     if dist.get_rank() != ranks[0]:
-        return dist.send(x, ranks[0])  # returns None
-    whole = x.repeat(len(ranks))
+        dist.send(piece, ranks[0])
+        return None
+    whole = piece.repeat(len(ranks))
     for place in range(1, len(ranks)):
         dist.recv(whole.chunk(len(ranks))[place], ranks[place])
     return whole
 
 
-def all_gather(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
-    """The pieces x of all, everywhere. The exercise does it with fewer bytes."""
-    gathered = gather(x, ranks)
-    return broadcast(x.repeat(len(ranks)) if gathered is None else gathered, ranks)
+def all_gather(piece: torch.Tensor, ranks: list[int]) -> torch.Tensor:
+    """The pieces of all, everywhere. The exercise does it with fewer bytes."""
+    whole = gather(piece, ranks)
+    if whole is None:
+        whole = piece.repeat(len(ranks))
+    return broadcast(whole, ranks)
 
 
 def all_to_all(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
@@ -70,19 +74,24 @@ def all_to_all(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
 
 
 def reduce(x: torch.Tensor, ranks: list[int]) -> torch.Tensor | None:
-    """The sum, at place 0: a chain from the last place, in which each adds its own."""
+    """The sum, at place 0; None elsewhere. A chain from the last place, in which each adds its own."""
     me = ranks.index(dist.get_rank())
     if me < len(ranks) - 1:
         incoming = torch.empty_like(x)
         dist.recv(incoming, ranks[me + 1])
         x = x + incoming
-    return x if me == 0 else dist.send(x, ranks[me - 1])
+    if me == 0:
+        return x
+    dist.send(x, ranks[me - 1])
+    return None
 
 
 def all_reduce(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
     """The sum, everywhere. Lesson 05 does it with fewer bytes."""
     total = reduce(x, ranks)
-    return broadcast(torch.empty_like(x) if total is None else total, ranks)
+    if total is None:
+        total = torch.empty_like(x)
+    return broadcast(total, ranks)
 
 
 def reduce_scatter(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
@@ -93,56 +102,52 @@ def reduce_scatter(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
 BY_HAND = (broadcast, scatter, gather, all_gather, all_to_all, reduce, all_reduce, reduce_scatter)
 
 
-def by_torch(name: str, x: torch.Tensor, pg: dist.ProcessGroup) -> torch.Tensor | None:
-    """The same by torch. ``group_src`` is a rank within the group; ``src`` would be a global one."""
-    n, root = dist.get_world_size(pg), dist.get_rank(pg) == 0
-    x, piece, like_x, whole = x.clone(), x[: len(x) // n].clone(), x.clone(), x.repeat(n)
-    in_pieces, all_pieces = list(x.chunk(n)), list(whole.chunk(n))
-    calls = {  # each returns None, so `or` yields the tensor that it has filled
-        "broadcast": lambda: dist.broadcast(x, group_src=0, group=pg) or x,
-        "scatter": lambda: dist.scatter(piece, in_pieces if root else None, group_src=0, group=pg) or piece,
-        "gather": lambda: dist.gather(x, all_pieces if root else None, group_dst=0, group=pg) or whole,
-        "all_gather": lambda: dist.all_gather(all_pieces, x, group=pg) or whole,
-        "all_to_all": lambda: dist.all_to_all_single(like_x, x, group=pg) or like_x,
-        "reduce": lambda: dist.reduce(x, group_dst=0, group=pg) or x,
-        "all_reduce": lambda: dist.all_reduce(x, group=pg) or x,
-        "reduce_scatter": lambda: dist.reduce_scatter(piece, in_pieces, group=pg) or piece,
-    }
-    result = calls[name]()
-    return result if root or name not in ("gather", "reduce") else None
-
-
-def received(pg: dist.ProcessGroup) -> int:
+def received_by_others(pg: dist.ProcessGroup) -> int:
     """Bytes of this rank that others have received so far; 0 where nobody counts them."""
     dist.barrier(pg)
-    return (wire_bytes() or 0) if dist.get_backend(pg) == "gloo" else 0
+    if dist.get_backend(pg) != "gloo":
+        return 0
+    return wire_bytes() or 0
 
 
-def measure(function: Callable, ranks: list[int], pg: dist.ProcessGroup, x: torch.Tensor) -> dict:
+def measure(by_hand: Callable, ranks: list[int], pg: dist.ProcessGroup, x: torch.Tensor) -> dict:
     """Run a collective by hand and by torch, compare, and return what this rank sent in each."""
-    name = function.__name__
-    x = x[: len(x) // len(ranks)] if "gather" in name else x
+    name = by_hand.__name__
+    if "gather" in name:
+        x = x[: len(x) // len(ranks)]
     with record() as log:
-        ours = function(x.clone(), ranks)
-    before = received(pg)
-    theirs = by_torch(name, x, pg)
-    assert (ours is theirs is None) or torch.equal(ours, theirs), f"{name} over ranks {ranks} differs"
-    return {"messages": log.count("send"), "bytes": log.bytes("send"), "wire": received(pg) - before}
+        ours = by_hand(x.clone(), ranks)
+    by_torch = getattr(lab_04_collectives, name)
+    before = received_by_others(pg)
+    theirs = by_torch(x.clone(), pg)
+    wire = received_by_others(pg) - before
+    both_empty = ours is None and theirs is None
+    assert both_empty or torch.equal(ours, theirs), f"{name} over ranks {ranks} differs"
+    return {"messages": log.count("send"), "bytes": log.bytes("send"), "wire": wire}
+
+
+def groups_of(n: int) -> list[list[int]]:
+    """The first 2, 3, ... n ranks, the even and the odd ones; groups of one are left out."""
+    everyone = list(range(n))
+    groups = [everyone[:size] for size in range(2, n + 1)]
+    for some in (everyone[::2], everyone[1::2]):
+        if len(some) > 1:
+            groups.append(some)
+    return groups
 
 
 def main() -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         # Whole numbers, so that sums are exact; 210,000 of them divide by every number of ranks up to 8.
         x = torch.randint(1000, (210_000,), device=group.device).double()
-        everyone, rows = list(range(group.world_size)), {}
-        groups = [everyone[:n] for n in everyone] + [everyone, everyone[::2], everyone[1::2]]
-        for ranks in filter(lambda ranks: len(ranks) > 1, groups):
+        rows = {}
+        for ranks in groups_of(group.world_size):
             pg = dist.new_group(ranks)  # called by all, also by those who stay outside
             if group.rank in ranks:
                 rows[str(ranks)] = {call.__name__: measure(call, ranks, pg, x) for call in BY_HAND}
             dist.barrier()
             print_on_rank_0(f"ranks {ranks}: {len(BY_HAND)} collectives by hand equal torch's")
-        record_results("lab_04_by_hand", {"whole": x.numel() * x.element_size(), "sent": rows})
+        record_results("lab_04_by_hand", {"whole": x.nbytes, "sent": rows})
 
 
 if __name__ == "__main__":

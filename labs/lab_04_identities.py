@@ -5,8 +5,8 @@ Written by:  notebooks/04_collectives.ipynb
 """
 
 import pickle
-from collections.abc import Callable
 
+import lab_04_collectives as torchs
 import torch
 import torch.distributed as dist
 
@@ -14,75 +14,93 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 
-# One tensor instead of a list of pieces. Before torch 2.13 these two had other names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 class Collectives:
-    """torch's collectives over one group, each as a function from a tensor to a new tensor."""
+    """Those of lab_04_collectives over one group, each as a function from a tensor to a new tensor.
+
+    Where torch promises nothing, the result is NaN: whoever uses it gets NaN as well.
+    """
 
     def __init__(self, pg: dist.ProcessGroup) -> None:
-        self.pg, self.n, self.root = pg, dist.get_world_size(pg), dist.get_rank(pg) == 0
+        self.pg = pg
+        self.n = dist.get_world_size(pg)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        dist.broadcast(y := x.clone(), group_src=0, group=self.pg)
-        return y
+        return torchs.broadcast(x.clone(), self.pg)
 
     def scatter(self, x: torch.Tensor) -> torch.Tensor:
-        pieces = [piece.clone() for piece in x.chunk(self.n)]
-        dist.scatter(y := pieces[0].clone(), pieces if self.root else None, group_src=0, group=self.pg)
-        return y
+        return torchs.scatter(x, self.pg)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Only the root's result means something."""
-        pieces = [torch.empty_like(x) for _ in range(self.n)]
-        dist.gather(x, pieces if self.root else None, group_dst=0, group=self.pg)
-        return torch.cat(pieces)
+        whole = torchs.gather(x, self.pg)
+        if whole is None:
+            return torch.full_like(x.repeat(self.n), torch.nan)
+        return whole
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        all_gather_single(y := x.repeat(self.n), x, group=self.pg)
-        return y
+        return torchs.all_gather(x, self.pg)
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Only the root's result means something."""
-        dist.reduce(y := x.clone(), group_dst=0, group=self.pg)
-        return y
+        total = torchs.reduce(x.clone(), self.pg)
+        if total is None:
+            return torch.full_like(x, torch.nan)
+        return total
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(y := x.clone(), group=self.pg)
-        return y
+        return torchs.all_reduce(x.clone(), self.pg)
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        reduce_scatter_single(y := x.chunk(self.n)[0].clone(), x, group=self.pg)
-        return y
+        return torchs.reduce_scatter(x, self.pg)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        dist.all_to_all_single(y := torch.empty_like(x), x, group=self.pg)
-        return y
+        return torchs.all_to_all(x, self.pg)
 
     def sum_here(self, x: torch.Tensor) -> torch.Tensor:
         """Add up the n pieces of x. No communication."""
         return x.view(self.n, -1).sum(0)
 
+    def nothing(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
 
 IDENTITIES = (
-    ("all_reduce", "reduce, broadcast", lambda c, x: c.broadcast(c.reduce(x))),
-    ("all_reduce", "reduce_scatter, all_gather", lambda c, x: c.all_gather(c.reduce_scatter(x))),
-    ("all_reduce", "all_gather, sum here", lambda c, x: c.sum_here(c.all_gather(x))),
-    ("all_gather", "gather, broadcast", lambda c, x: c.broadcast(c.gather(x))),
-    ("broadcast", "scatter, all_gather", lambda c, x: c.all_gather(c.scatter(x))),
-    ("reduce_scatter", "reduce, scatter", lambda c, x: c.scatter(c.reduce(x))),
-    ("reduce_scatter", "all_to_all, sum here", lambda c, x: c.sum_here(c.all_to_all(x))),
-    ("nothing", "all_to_all, all_to_all", lambda c, x: c.all_to_all(c.all_to_all(x))),
+    ("all_reduce", ("reduce", "broadcast")),
+    ("all_reduce", ("reduce_scatter", "all_gather")),
+    ("all_reduce", ("all_gather", "sum_here")),
+    ("all_gather", ("gather", "broadcast")),
+    ("broadcast", ("scatter", "all_gather")),
+    ("reduce_scatter", ("reduce", "scatter")),
+    ("reduce_scatter", ("all_to_all", "sum_here")),
+    ("nothing", ("all_to_all", "all_to_all")),
 )
-NO_IDENTITY = ("nothing", "all_to_all", lambda c, x: c.all_to_all(x))
 
 
-def holds(left: str, right: Callable, pg: dist.ProcessGroup, group: Group) -> bool:
-    """Whether both sides leave the same on this rank."""
-    c, x = Collectives(pg), torch.randint(1000, (840,), device=group.device)  # whole numbers: sums are exact
-    return torch.equal(x if left == "nothing" else getattr(c, left)(x), right(c, x))
+def holds(left: str, right: tuple[str, ...], pg: dist.ProcessGroup, group: Group) -> bool:
+    """Whether ``left``, and the collectives of ``right`` one after another, leave the same on this rank."""
+    collectives = Collectives(pg)
+    x = torch.randint(1000, (840,), device=group.device).double()  # whole numbers: sums are exact
+    expected = getattr(collectives, left)(x)
+    for name in right:
+        x = getattr(collectives, name)(x)
+    return torch.equal(x, expected)
+
+
+def single_tensors(group: Group) -> None:
+    """The variants that take one tensor instead of a list of pieces do the same."""
+    n = group.world_size
+    x = torch.randint(1000, (840,), device=group.device)
+    gatherers, scatterers = [dist.all_gather_into_tensor], [dist.reduce_scatter_tensor]
+    if hasattr(dist, "all_gather_single"):  # the same under the names of torch 2.15
+        gatherers.append(dist.all_gather_single)
+        scatterers.append(dist.reduce_scatter_single)
+    for function in gatherers:
+        gathered = torch.empty(n * len(x), dtype=x.dtype, device=group.device)
+        function(gathered, x)
+        assert torch.equal(gathered, torchs.all_gather(x)), f"{function.__name__} is not all_gather"
+    for function in scatterers:
+        piece = torch.empty(len(x) // n, dtype=x.dtype, device=group.device)
+        function(piece, x)
+        assert torch.equal(piece, torchs.reduce_scatter(x)), f"{function.__name__} is not reduce_scatter"
 
 
 def send_object(thing: object, to: int, group: Group) -> None:
@@ -101,7 +119,7 @@ def receive_object(source: int, group: Group) -> object:
     return pickle.loads(bytes(data.tolist()))
 
 
-def scatter_objects(things: list, group: Group) -> object:
+def scatter_objects(things: list | None, group: Group) -> object:
     """Rank 0's object for me. With the same object n times it is a broadcast."""
     if group.rank > 0:
         return receive_object(0, group)
@@ -111,24 +129,28 @@ def scatter_objects(things: list, group: Group) -> object:
 
 
 def gather_objects(thing: object, group: Group) -> list | None:
-    """The objects of all, on rank 0."""
+    """The objects of all, on rank 0; None elsewhere."""
     if group.rank > 0:
-        return send_object(thing, 0, group)  # returns None
+        send_object(thing, 0, group)
+        return None
     return [thing] + [receive_object(other, group) for other in range(1, group.world_size)]
 
 
 def objects(group: Group) -> None:
     """Objects by hand equal those of torch."""
     n, rank = group.world_size, group.rank
-    mine, all_of_mine = {"rank": rank, "seen": list(range(rank))}, [{"for": r} for r in range(n)]
-    theirs, scattered = [None] * n, [None]
-    dist.all_gather_object(theirs, mine)
-    dist.scatter_object_list(scattered, all_of_mine if rank == 0 else None, src=0)
+    mine = {"rank": rank, "seen": list(range(rank))}  # their pickles differ in length
     gathered = gather_objects(mine, group)
     everywhere = scatter_objects([gathered] * n, group)  # gather, then broadcast
-    assert theirs == everywhere, (theirs, everywhere)
-    assert (gathered is None) == (rank > 0)
-    assert scatter_objects(all_of_mine, group) == scattered[0]
+    by_torch = [None] * n
+    dist.all_gather_object(by_torch, mine)
+    assert everywhere == by_torch, f"gathered by hand {everywhere}, by torch {by_torch}"
+
+    one_for_each = [{"for": r} for r in range(n)]
+    scattered = scatter_objects(one_for_each, group)
+    by_torch = [None]
+    dist.scatter_object_list(by_torch, one_for_each if rank == 0 else None, src=0)
+    assert scattered == by_torch[0], f"scattered by hand {scattered}, by torch {by_torch[0]}"
 
 
 def main() -> None:
@@ -137,11 +159,14 @@ def main() -> None:
         for ranks in (everyone, everyone[::2], everyone[1::2]):
             pg = dist.new_group(ranks)
             if group.rank in ranks:
-                for left, text, right in IDENTITIES:
-                    assert holds(left, right, pg, group), f"over ranks {ranks}, {left} is not {text}"
-        for left, text, _ in IDENTITIES:
-            print_on_rank_0(f"{left:14} = {text}")
-        assert not holds(*NO_IDENTITY[::2], dist.group.WORLD, group), "the check lets anything pass"
+                for left, right in IDENTITIES:
+                    assert holds(left, right, pg, group), f"over ranks {ranks}, {left} is not {right}"
+        for left, right in IDENTITIES:
+            print_on_rank_0(f"{left:14} = {', '.join(right)}")
+        one_alone = holds("nothing", ("all_to_all",), dist.group.WORLD, group)
+        assert not one_alone, "one all_to_all changes nothing: the comparison lets anything pass"
+        single_tensors(group)
+        print_on_rank_0("all_gather_into_tensor and reduce_scatter_tensor equal the variants with lists")
         objects(group)
         print_on_rank_0("objects by hand equal torch's")
 

@@ -104,13 +104,18 @@ def other_shape(group: Group, pg: dist.ProcessGroup) -> None:
 
 def other_kind(group: Group, pg: dist.ProcessGroup) -> None:
     x = torch.ones(2)
-    dist.all_reduce(x, group=pg) if group.rank == 0 else dist.broadcast(x, src=0, group=pg)
+    if group.rank == 0:
+        dist.all_reduce(x, group=pg)
+    else:
+        dist.broadcast(x, src=0, group=pg)
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
-        n, right = group.world_size, reference(group.world_size)
-        plain, own_group = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+        n = group.world_size
+        right = reference(n)
+        plain = dist.new_group(backend="gloo")
+        own_group = dist.new_group(backend="gloo")
         names = sorted(gradients(group))
         # As if the names came out of a set: the order may differ from process to process.
         own_order = names if group.rank == 0 else names[::-1]
@@ -121,18 +126,24 @@ def main(cfg: Config) -> None:
         for pg in (plain, detail_group(cfg)):
             calls = Calls(own_group)
             got = add_up(own_order, group, pg, calls)
-            assert got == wrong != right, (got, wrong)  # and no error, not even with DETAIL
+            assert got != right, "the sums are right: nothing was mispaired"
+            assert got == wrong, (
+                f"mispaired, the sums are {wrong}, not {got}"
+            )  # no error, not even with DETAIL
         print_in_rank_order(f"weight {got['weight']:g}, bias {got['bias']:g}, and no error")
         print_on_rank_0(f"one process: weight {right['weight']:g}, bias {right['bias']:g}")
         record_results("lab_04_mispaired", {"right": right, "got": got})
 
-        found = {names: raised(calls.compare, names) for names in (False, True)}
-        assert found[False] == "no error" and found[True].startswith("call 1: all_reduce"), found
-        print_on_rank_0(f"calls compared by kind, shape and dtype: {found[False]}")
-        print_on_rank_0(f"compared by name, too: {found[True]}")
+        without_names = raised(calls.compare, False)
+        with_names = raised(calls.compare, True)
+        assert without_names == "no error", f"without names the comparison finds: {without_names}"
+        assert with_names.startswith("call 1: all_reduce"), f"with names the comparison finds: {with_names}"
+        print_on_rank_0(f"calls compared by kind, shape and dtype: {without_names}")
+        print_on_rank_0(f"compared by name, too: {with_names}")
 
         calls = Calls(own_group)
-        assert add_up(names, group, plain, calls) == right
+        got = add_up(names, group, plain, calls)
+        assert got == right, f"in sorted order the sums are {right}, not {got}"
         assert raised(calls.compare) == "no error"
         print_on_rank_0("cure, sorted names: the sums are right, and the comparison finds nothing")
 
@@ -140,7 +151,8 @@ def main(cfg: Config) -> None:
             texts = [None] * n
             dist.all_gather_object(texts, raised(function, group, detail_group(cfg)))
             found = [text for text in texts if text.startswith("Detected mismatch between collectives")]
-            assert found and "no error" not in texts, texts  # a rank may hear only that another has left
+            assert found, f"DETAIL did not name a mismatch: {texts}"
+            assert "no error" not in texts, texts  # a rank may hear only that another has left
             print_on_rank_0(f"DETAIL, {function.__name__.replace('_', ' ')}: {found[0][:37]}")
 
 

@@ -11,12 +11,14 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "04_collectives",
-        "pieces = list(x.chunk(dist.get_world_size(group)))\n    piece = torch.empty_like(pieces[0])\n    if",
-        "pieces = list(x.chunk(dist.get_world_size(group)))[::-1]\n    piece = torch.empty_like(pieces[0])\n    if",
+        "dist.scatter(piece, pieces, group_src=0, group=group)",
+        "dist.scatter(piece, pieces[::-1], group_src=0, group=group)",
         "scatter leaves",
         run="04_before_after",
     ),
-    Fault("04_before_after", "    dist.barrier()\n    after", "    after", "a rank left the barrier when 1 of 2"),
+    Fault(
+        "04_before_after", "    dist.barrier()\n    after", "    after", "a rank left the barrier when 1 of 2"
+    ),
     Fault("04_by_hand", "received.chunk(n)", "received.flip(0).chunk(n)", "all_to_all"),
     Fault("04_by_hand", "dist.send(x, ranks[me + 1])", "dist.send(x * 2, ranks[me + 1])", "broadcast"),
     Fault(  # the leftovers of a reduce are no result
