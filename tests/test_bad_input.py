@@ -42,7 +42,7 @@ def test_a_lesson_refuses_a_bad_world_size(size: object, checkout: Path):
 
 @slow
 def test_a_lab_without_torchrun_says_how_to_start_it():
-    done = python(ROOT / "labs" / "lab_00_hello.py")
+    done = python(ROOT / "labs" / "lab_00_digits.py")
     assert done.returncode == 1
     assert done.stdout == (
         "RANK, LOCAL_RANK, WORLD_SIZE not set. Start a lab with torchrun: "
