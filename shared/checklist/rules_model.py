@@ -40,7 +40,8 @@ def order(s: Script) -> Findings:
 
 def bypass(s: Script) -> Findings:
     """Does training call the wrapper? Else nothing is averaged, and no error tells."""
-    models = {one for call in s.find(*WRAPPERS) for part in call.args[:1] for one in s.origins(part)}
+    wrapped = [part for call in s.find(*WRAPPERS) for part in call.args[:1]]
+    models = {one for part in wrapped for one in s.origins(part)}
     made = {one for one in models if isinstance(one, ast.Call)}
     parts = {one for call in methods(s, "backward") for one in s.origins(receiver(call), deep=True)}
     for call in [one for one in s.calls if one in parts]:  # all that takes part in a loss

@@ -84,8 +84,10 @@ class PacedWork:
     def wait(self) -> bool:
         self.waits.append(time.perf_counter())
         self.work.wait()
-        while (left := self.sending.end - time.perf_counter()) > 0:
+        left = self.sending.end - time.perf_counter()
+        while left > 0:
             time.sleep(left)
+            left = self.sending.end - time.perf_counter()
         return True
 
 

@@ -133,7 +133,8 @@ class CommRecord(TorchDispatchMode):
         Raises:
             ValueError: there is no such kind, so nothing could ever be found.
         """
-        if unknown := set(ops) - set(KINDS.values()):
+        unknown = set(ops) - set(KINDS.values())
+        if unknown:
             raise ValueError(
                 f"unknown: {', '.join(sorted(unknown))}; there are {sorted(set(KINDS.values()))}"
             )

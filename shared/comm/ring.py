@@ -21,7 +21,8 @@ def ring_reduce_scatter(x: torch.Tensor, n: int) -> torch.Tensor:
     rank = dist.get_rank()
     chunks = x.chunk(n)
     for step in range(1, n):
-        outgoing, target = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        outgoing = chunks[(rank - step) % n]
+        target = chunks[(rank - step - 1) % n]
         incoming = torch.empty_like(target)
         sendrecv(outgoing, (rank + 1) % n, incoming, (rank - 1) % n)
         target += incoming

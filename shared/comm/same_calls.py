@@ -1,6 +1,6 @@
 """A record that compares the ranks' collectives before they are launched. Taught in lesson 18."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -26,7 +26,7 @@ class SameCalls(CommRecord):
 
     def __init__(self) -> None:
         super().__init__()
-        self.group = dist.new_group(backend="gloo")
+        self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))  # all ranks are in it
 
     def note(self, call: Call) -> None:
         if len(call.ranks) == dist.get_world_size() and call.op not in NOT_COMPARED:

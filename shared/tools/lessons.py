@@ -140,7 +140,8 @@ def _files_of(module: str, root: Path) -> list[tuple[Path, str]]:
     """(file, its package) of a module; a package also has an ``__init__`` and perhaps a ``__main__``."""
     path = root / module.replace(".", "/")
     if path.is_dir():
-        return [(one, module) for name in ("__init__", "__main__") if (one := path / f"{name}.py").is_file()]
+        files = [path / "__init__.py", path / "__main__.py"]
+        return [(file, module) for file in files if file.is_file()]
     file = path.with_suffix(".py")
     return [(file, module.rpartition(".")[0])] if file.is_file() else []
 

@@ -70,7 +70,8 @@ def problems(notebook: nbformat.NotebookNode, host: str) -> list[str]:
                 found.append(f"cell {index} shows a picture without alt text")
         text = text_of(cell)
         for what, pattern in patterns.items():
-            if match := pattern.search(text):
+            match = pattern.search(text)
+            if match:
                 found.append(f"cell {index} shows {what}: {match[0]!r}")
     return found
 
@@ -100,7 +101,8 @@ def compare(committed: nbformat.NotebookNode, executed: nbformat.NotebookNode) -
     for index, (old, new) in enumerate(zip(committed.cells, executed.cells, strict=True)):
         if old.cell_type != "code" or "timing" in old.metadata.get("tags", []):
             continue
-        before, now = text_of(old), text_of(new)
+        before = text_of(old)
+        now = text_of(new)
         if not same_text(before, now):
             found.append(f"cell {index} shows\n{now}\nbut committed is\n{before}")
     return found

@@ -30,7 +30,8 @@ def execute(lesson: Lesson, root: Path = ROOT) -> list[str]:
     notebook = lesson.notebook
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+            cell.outputs = []
+            cell.execution_count = None
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT_S,
@@ -53,7 +54,8 @@ def main() -> int:
     )
     wanted = parser.parse_args().lessons
     lessons = read_lessons()
-    if unknown := set(wanted) - {lesson.number for lesson in lessons}:
+    unknown = set(wanted) - {lesson.number for lesson in lessons}
+    if unknown:
         print(f"there is no lesson {', '.join(sorted(unknown))}")
         return 1
     todo = [one for one in lessons if one.number in wanted or (not wanted and not is_fresh(one))]

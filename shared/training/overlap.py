@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.comm.record import record
+from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group
 
@@ -62,7 +62,7 @@ def events_of_backward(wrap: Callable, group: Group, in_reverse: bool = False) -
     ``wrap(net, bucket_cap_mb=...)`` gets a cap that gives each gradient a bucket of its own. Collective.
     """
     net = Chain(in_reverse=in_reverse).to(group.device)
-    logs = []
+    logs: list[CommRecord] = []
 
     def mark(_: nn.Parameter) -> None:
         for log in logs:
@@ -98,7 +98,7 @@ def blocks_in_backward(wrap: Callable, group: Group, patience_s: float) -> bool:
     server = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.TCPStore(*server, is_master=False, timeout=timedelta(seconds=4 * patience_s))
     key = f"rank 0 came to its last gradient {next(_KEYS)}"
-    gave_up = []
+    gave_up: list[bool] = []
 
     def gate(gradient: int) -> None:
         if group.rank == 0 and gradient == layers - 1:

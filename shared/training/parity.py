@@ -32,14 +32,18 @@ def assert_equal(what: str, actual: torch.Tensor, expected: torch.Tensor, tolera
 
 def assert_all_equal(what: str, actual: Named, expected: Named, tolerance: float) -> float:
     """``assert_equal`` for two series of (name, tensor), which must bear the same names in the same order."""
-    actual, expected = list(actual), list(expected)
+    actual = list(actual)
+    expected = list(expected)
+    actual_names = [name for name, _ in actual]
     names = [name for name, _ in expected]
-    if [name for name, _ in actual] != names:
-        raise ParityError(f"{what}: has {[name for name, _ in actual]}, expected {names}")
+    if actual_names != names:
+        raise ParityError(f"{what}: has {actual_names}, expected {names}")
     if not names:
         raise ParityError(f"{what}: there is nothing to compare")
-    pairs = zip(actual, expected, strict=True)
-    return max(assert_equal(f"{what} {name}", a, b, tolerance) for (name, a), (_, b) in pairs)
+    differences = []
+    for (name, a), (_, b) in zip(actual, expected, strict=True):
+        differences.append(assert_equal(f"{what} {name}", a, b, tolerance))
+    return max(differences)
 
 
 def gradients(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -38,7 +38,9 @@ class Link:
 class _Transfer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor: torch.Tensor, link: Link, what: str, source: int, target: int):
-        ctx.link, ctx.what, ctx.ends = link, what, (source, target)
+        ctx.link = link
+        ctx.what = what
+        ctx.ends = (source, target)
         link.count(what, tensor, source, target)
         return tensor.clone()
 
