@@ -24,8 +24,12 @@ SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MAST
 
 def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
     """A reader's environment: ``python`` is this one, ``shared`` that of ``root``, or None: as installed."""
-    unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTEST_ADDOPTS", "PYTHONPATH", "SHELLOPTS")
-    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in unwanted and not name.startswith("PYTEST_")
+    }
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
     fixed = {"PATH": path, "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu"}
     if root is not None:

@@ -1,5 +1,6 @@
 """Each lab is turned red by a fault planted in it: the table ``tests/faults`` is complete and true."""
 
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy
 
@@ -8,6 +9,7 @@ import pytest
 from tests import faults
 from tests.faults import Fault
 from tests.helpers import ROOT, Done, command, python, torchrun_command
+from tests.rules.labs import exit_code_of
 from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
@@ -55,6 +57,43 @@ def test_each_lab_has_a_planted_fault_and_each_fault_its_place():
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.parametrize(
+    ("labs", "named", "excused", "expected"),
+    [
+        (["90_a", "90_b"], ["90_a"], [], "lab_90_b.py has no planted fault"),
+        (["90_a"], ["90_a"], ["90_a"], "lab_90_a.py has a fault: delete it from STILL_WITHOUT"),
+        (["90_a"], ["90_a"], ["90_b"], "lab_90_b.py is in STILL_WITHOUT; there is no such lab"),
+    ],
+)
+def test_a_hole_in_the_table_is_found(labs: list[str], named: list[str], excused: list[str], expected: str):
+    table = [Fault(lab, "old", "new", "told") for lab in named]
+    assert table_problems(labs, table, excused) == [expected]
+    assert table_problems(named, table, []) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault("90_a", "x = 1\n", "x = 2\n", "told"), None),
+        (Fault("90_a", "x = 1\n", "x = 2\n", "told", run="90_b"), "no lab_90_b.py to run"),
+        (Fault("90_b", "x = 1\n", "x = 2\n", "told"), "there is no lab_90_b.py"),
+        (Fault("90_a", "x = 3", "x = 2", "told"), "occurs 0 times, not once"),
+        (Fault("90_a", "x", "y", "told"), "occurs 3 times, not once"),
+        (Fault("90_a", "", "y", "told"), "occurs 0 times, not once"),
+        (Fault("90_a", "x = 1\n", "x = 1\n", "told"), "the fault changes nothing"),
+        (Fault("90_a", "x = 1\n", "x = 2\n", ""), "expects no words"),
+    ],
+)
+def test_a_fault_without_its_place_is_found(
+    fault: Fault, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "lab_90_a.py").write_text("x = 1\nassert x == x\n", encoding="utf-8")
+    monkeypatch.setattr("tests.test_planted_faults.LABS", tmp_path)
+    problems = place_problems(fault)
+    assert (problems == []) == (expected is None)
+    assert expected is None or expected in problems[0]
+
+
 def planted(fault: Fault, folder: Path) -> Path:
     """Copy the labs of the lesson into ``folder``, plant the fault, return the lab to run."""
     for path in labs_of(fault.lesson):
@@ -99,20 +138,48 @@ def assert_noticed(fault: Fault, done: Done) -> None:
     assert not [slip for slip in SLIPS if slip in done.stdout], done.stdout
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(0, "x: differs by 1"), (1, "another error"), (1, "NameError: y. x: differs by 1")],
+    ids=["green", "another check", "a slip"],
+)
+def test_a_fault_that_goes_unnoticed_is_found(code: int, said: str):
+    fault = Fault("90_a", "x", "y", "differs by")
+    assert_noticed(fault, Done([], 1, "x: differs by 1"))
+    with pytest.raises(AssertionError):
+        assert_noticed(fault, Done([], code, said))
+
+
+WARM = [fault for fault in FAULTS if fault.launch == "warm"]
+# The same launches without a fault: a lab that is red anyway notices nothing.
+CONTROLS = list(
+    dict.fromkeys(replace(fault, lab=fault.lab_to_run, old="", new="", told="") for fault in WARM)
+)
+
+
 @pytest.fixture(scope="module")
 def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Fault, Done]:
-    """How the labs end whose faults the selected tests name, all in one go."""
+    """How the labs end that the selected tests name, all in one go."""
     faults = [fault for fault in selected(request, "warm") if not place_problems(fault)]
+    faults += selected(request, "control")
     jobs = [job_of(fault, tmp_path_factory.mktemp(fault.lab)) for fault in faults]
     return dict(zip(faults, run_jobs(jobs), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("planted faults")
-@pytest.mark.parametrize("warm", [fault for fault in FAULTS if fault.launch == "warm"], ids=name_of)
+@pytest.mark.parametrize("warm", WARM, ids=name_of)
 def test_a_planted_fault_is_noticed(warm: Fault, ends: dict[Fault, Done]):
     assert place_problems(warm) == []
     assert_noticed(warm, ends[warm])
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("planted faults")
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: f"{control.lab} on {control.ranks}")
+def test_without_the_fault_the_lab_ends_as_announced(control: Fault, ends: dict[Fault, Done]):
+    done = ends[control]
+    assert done.returncode == exit_code_of(LABS / f"lab_{control.lab}.py"), done.stdout
 
 
 @pytest.mark.slow
