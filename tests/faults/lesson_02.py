@@ -10,8 +10,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "02_who_waits",
-        'key.rpartition("/")[2]',
-        'key.split("/")[1]',
+        'return self._noted("get", [key], self.inner.get, key)',
+        "return self.inner.get(key)",
         "was to write its own address and read each",
     ),
     Fault(
