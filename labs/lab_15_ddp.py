@@ -1,4 +1,4 @@
-"""DDP over a model on two devices: equal to one process, and which arguments DDP then refuses.
+"""DDP over the model of lab_15_toy: equal to one process, and which arguments DDP then refuses.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_ddp.py
 Written by:  notebooks/15_model_parallel.ipynb
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_15_toy import TwoDeviceModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -21,7 +22,7 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
-from shared.training.two_devices import ToyMpModel, TwoDevices
+from shared.training.two_devices import TwoDevices
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 
 def build(seed: int, cfg: Config, devices: TwoDevices) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = ToyMpModel(devices).double()
+    model = TwoDeviceModel(devices.first, devices.second).double()
     return model, torch.optim.SGD(model.parameters(), cfg.learning_rate, momentum=0.9)
 
 
@@ -78,7 +79,7 @@ def arguments(devices: TwoDevices) -> dict[str, str]:
     first, second = devices.numbers
 
     def wrap(**options) -> str:
-        return answer(lambda: DDP(ToyMpModel(devices), **options))
+        return answer(lambda: DDP(TwoDeviceModel(devices.first, devices.second), **options))
 
     said = {
         "DDP(model)": wrap(),
@@ -114,16 +115,18 @@ def main(cfg: Config) -> None:
     assert len(set(used)) == 2 * world_size, "two processes share a device"
 
     data = load_images("digits")
-    x = data.train_x[: cfg.batch].double()
+    x = data.train_x[: cfg.batch].flatten(1).double()
     y = data.train_y[: cfg.batch]
     mine = slice(rank, None, world_size)
     for step in range(cfg.steps):
         train_step(ddp, optimizer, x[mine], y[mine])
         loss = train_step(alone, alone_optimizer, x, y)
-        g = assert_all_equal("gradient", gradients(ddp), gradients(alone), cfg.tolerance)
-        p = assert_all_equal("parameter", parameters(ddp), parameters(alone), cfg.tolerance)
+        off = assert_all_equal("gradient", gradients(ddp), gradients(alone), cfg.tolerance)
+        apart = assert_all_equal("parameter", parameters(ddp), parameters(alone), cfg.tolerance)
         assert_same_on_every_rank(f"step {step}", parameters(ddp))
-        print_on_rank_0(f"step {step}: loss {loss:.4f}, differences in gradients {g:.0e}, parameters {p:.0e}")
+        print_on_rank_0(
+            f"step {step}: loss {loss:.4f}, differences in gradients {off:.0e}, parameters {apart:.0e}"
+        )
     said = arguments(devices)
     check(said)
     for what, text in said.items():
