@@ -108,6 +108,11 @@ class CommRecord(TorchDispatchMode):
         super().__init__()
         self.events: list[Call | Mark] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Have torch leave ``__torch_dispatch__`` as it is: to shield it, torch would import its compiler."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
         kwargs = kwargs or {}
         if func.namespace in NAMESPACES and not NAMES_A_GROUP.isdisjoint(_parameters(func)):
