@@ -2,14 +2,17 @@
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shared.runtime.ports import HERE, free_ports, is_taken
-from shared.runtime.processes import CRASHED, SILENT, Child
+from shared.runtime.processes import CRASHED, SILENT, Child, is_running
+from tests.helpers import HANG_S
 
 LIMIT_S = 20.0
 
@@ -62,11 +65,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path):
     assert Child(parent).outcome(LIMIT_S)[0] == CRASHED
     pid = int((tmp_path / "grandchild").read_text(encoding="utf-8"))
     for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return
-        if state == "Z":  # dead, and its new parent has not looked yet
+        if not is_running(pid):
             return
         time.sleep(0.05)
     pytest.fail("the grandchild is left")
@@ -78,3 +77,15 @@ def test_free_ports_are_free_and_different():
     assert not any(is_taken(port) for port in ports)
     with socket.create_server((HERE, ports[0])):
         assert is_taken(ports[0])
+
+
+def test_a_process_runs_until_it_has_ended():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert is_running(child.pid)
+        child.stdin.close()
+        end = time.monotonic() + HANG_S
+        while is_running(child.pid):  # dead and not yet reaped does not count
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    assert not is_running(child.pid)

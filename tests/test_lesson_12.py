@@ -1,20 +1,17 @@
 """Lesson 12: all-reduces are found where they are."""
 
 import copy
-import importlib.util
 
 import pytest
 
 from shared.runtime.errors import CourseError
+from shared.runtime.loading import load_file
 from tests.helpers import ROOT
 
 
 @pytest.fixture(scope="module")
 def skew():
-    spec = importlib.util.spec_from_file_location("lab_12_skew", ROOT / "labs" / "lab_12_skew.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "labs" / "lab_12_skew.py")
 
 
 def recorded() -> list[list[dict]]:
