@@ -270,7 +270,7 @@ def bytes_with_masters(members: dist.ProcessGroup, group: Group) -> list[float]:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group:
+    with process_group(timeout_s=60) as group:
         x, y = batch(load_images("digits"), 0, 2 * shareable(cfg.batch, group.world_size), group.device)
         alone = {name: reference(name, x, y, cfg, group) for name in OPTIMIZERS}
         rows = {}

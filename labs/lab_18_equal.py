@@ -123,7 +123,7 @@ def same_state(what: str, ours: dict, plain: dict, tolerance: float) -> None:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group, warnings.catch_warnings():
+    with process_group(timeout_s=60) as group, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         made = {}
         for name in OPTIMIZERS:

@@ -106,7 +106,7 @@ def check(way: str, n: int, row: dict[str, int], cfg: Config) -> None:
 
 
 def main(cfg: Config) -> None:
-    with process_group(timeout_s=20) as group:
+    with process_group(timeout_s=60) as group:
         rows = {}
         for n in range(1, group.world_size + 1):
             members = dist.new_group(list(range(n)))
