@@ -7,8 +7,10 @@ Written by:  notebooks/10_training_template.ipynb
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
+from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0, progress
 from shared.runtime.results import record_results
@@ -55,6 +57,13 @@ def main(cfg: Config) -> None:
         for rule, factor in progress(runs[group.rank :: group.world_size], "runs"):
             rate = cfg.learning_rate * (factor if rule == "scaled" else 1)
             mine[f"{rule} {factor}"] = train(cfg.batch * factor, rate, images, cfg)
+        everyone: list = [None] * group.world_size
+        dist.all_gather_object(everyone, mine)
+        losses = {name: found["loss"] for part in everyone for name, found in part.items()}
+        smallest = losses[f"same {cfg.factors[0]}"]
+        largest = losses[f"same {cfg.factors[-1]}"]
+        if largest <= smallest:
+            raise CourseError("with the same learning rate, the largest batch was to learn least")
         record_results("lab_10_batch", {"runs": mine, "batch": cfg.batch, "rate": cfg.learning_rate})
         print_on_rank_0(f"{len(runs)} runs of {cfg.epochs} epochs each")
 

@@ -5,6 +5,7 @@ Written by:  notebooks/10_training_template.ipynb
 """
 
 import argparse
+import math
 import time
 from itertools import islice
 
@@ -93,6 +94,8 @@ def main(arguments: list[str] | None = None) -> None:
     for epoch in range(1 if args.steps else args.epochs):
         loader.sampler.generator.manual_seed(args.seed + epoch)  # another order in each epoch
         loss, speed = train_epoch(model, loader, optimizer, args)
+        if not math.isfinite(loss):
+            raise InputError("the loss is no number any more: try a lower --lr")
         right, seen = evaluate(model, test_loader)
         print(f"epoch {epoch + 1}: loss {loss:.3f}, {right / seen:.1%} of {seen} images right")
         if args.steps:

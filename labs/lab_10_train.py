@@ -5,6 +5,7 @@ Written by:  notebooks/10_training_template.ipynb
 """
 
 import argparse
+import math
 import time
 from itertools import islice
 from pathlib import Path
@@ -137,6 +138,8 @@ def main(arguments: list[str] | None = None) -> None:
         for epoch in range(len(history), 1 if args.steps else args.epochs):
             loader.sampler.set_epoch(epoch)  # another order in each epoch
             loss, speed = train_epoch(ddp, loader, optimizer, scaler, args, group)
+            if not math.isfinite(loss):
+                raise InputError("the loss is no number any more: try a lower --lr")
             right, seen = evaluate(model, test_loader, args, group)
             history.append({"loss": loss, "right": right, "seen": seen, "images/s": speed})
             print_on_rank_0(f"epoch {epoch + 1}: loss {loss:.3f}, {right / seen:.1%} of {seen} images right")
