@@ -10,7 +10,7 @@ from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done, torchrun
 from tests.rules.labs import ACCEPTED, REJECTED
 from tests.warm import Job, run_job, run_jobs, selected
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exercises")]
+pytestmark = pytest.mark.slow
 
 AT_ONCE = 3  # some wait half a minute for a message that does not come
 

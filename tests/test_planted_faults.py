@@ -167,7 +167,6 @@ def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("planted faults")
 @pytest.mark.parametrize("warm", WARM, ids=name_of)
 def test_a_planted_fault_is_noticed(warm: Fault, ends: dict[Fault, Done]):
     assert place_problems(warm) == []
@@ -175,7 +174,6 @@ def test_a_planted_fault_is_noticed(warm: Fault, ends: dict[Fault, Done]):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("planted faults")
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: f"{control.lab} on {control.ranks}")
 def test_without_the_fault_the_lab_ends_as_announced(control: Fault, ends: dict[Fault, Done]):
     done = ends[control]

@@ -18,7 +18,6 @@ from tests.warm import TIMED_OUT, Job, ZygoteDiedError, run_job, run_jobs
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("warm"),
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the real launch is used"),
 ]
 
