@@ -1,5 +1,6 @@
 """The rooms of ``shared/`` import in one direction; each way to break that is found."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_arrows_point_one_way():
 
 def test_each_room_has_modules():
     assert set(read_rooms(ROOT).names) == set(MAY_IMPORT)
+
+
+def test_the_layout_in_the_readme_is_that_of_the_course():
+    table = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Layout")[2].partition("\n\nEach")[0]
+    )
+    places = re.findall(r"`([\w/]+/)`", table)
+    assert {"notebooks/", "labs/", "labs/exercises/NN_name/", "shared/", "tests/"} <= set(places)
+    tell(f"{place} is not there" for place in places if not list(ROOT.glob(place.replace("NN_name", "*"))))
 
 
 PLANTED = {
