@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools.lessons import Lesson, read_lesson
-from tests.helpers import LESSON_PATHS, copy_of_checkout
-
-
-@pytest.fixture(params=LESSON_PATHS, ids=lambda path: path.stem)
-def lesson(request: pytest.FixtureRequest) -> Lesson:
-    """Each lesson in turn."""
-    return read_lesson(request.param)
+from tests.helpers import copy_of_checkout
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,9 @@ def test_each_room_has_modules():
 
 
 def test_the_layout_in_the_readme_is_that_of_the_course():
-    table = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Layout")[2].partition("\n\nEach")[0]
-    )
-    places = re.findall(r"`([\w/]+/)`", table)
-    assert {"notebooks/", "labs/", "labs/exercises/NN_name/", "shared/", "tests/"} <= set(places)
+    layout = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Layout")[2]
+    places = re.findall(r"^\| `([\w/]+/)`", layout, re.MULTILINE) + re.findall(r"`(tests/\w+/)`", layout)
+    assert {"notebooks/", "labs/", "labs/exercises/NN_name/", "shared/", "tests/rules/"} <= set(places)
     tell(f"{place} is not there" for place in places if not list(ROOT.glob(place.replace("NN_name", "*"))))
 
 
