@@ -1,39 +1,30 @@
-"""Call functions on other workers: wait for the result, fetch it later, or leave it where it is.
+"""All workers call each other at once, several calls run in threads, and one answer waits for all callers.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_calls.py
 Written by:  notebooks/23_rpc.ipynb
 """
 
-import warnings
 from dataclasses import dataclass
 from threading import Barrier, Lock
 
 import torch
-import torch.distributed as dist
+from lab_23_rpc import call_in_three_ways, start_worker, who
 from torch.distributed import rpc
 
-from shared.comm.rpc import stay_on_loopback
-from shared.runtime.group import Group, process_group
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.run import run
 
 
 @dataclass(frozen=True)
 class Config:
-    timeout_s: float = 20.0  # of a call; the default is 60
-    threads: int = 8  # calls that a worker runs at the same time; the default is 16
-    guests: int = 4
+    guests: int = 4  # a worker runs at most 16 calls at the same time, by default
 
 
-MINE = {"rank": -1}  # every process has its own
 SEATS = Barrier(Config.guests, timeout=10)
 TURN = Lock()  # calls of several guests run in several threads
 MEETING: list[tuple[int, torch.futures.Future]] = []
-
-
-def who() -> int:
-    """The rank of the process that runs this."""
-    return MINE["rank"]
 
 
 def sit_down() -> int:
@@ -54,47 +45,32 @@ def meet(rank: int, guests: int) -> torch.futures.Future[list[int]]:
     return mine
 
 
-def start_rpc(group: Group, cfg: Config) -> None:
-    """Become ``worker{rank}``; returns when all workers are there.
-
-    Where to meet comes from ``env://``: torchrun has set MASTER_ADDR and MASTER_PORT. Name, rank and
-    world size are ours to give. Source: https://docs.pytorch.org/docs/stable/rpc.html
-    """
-    stay_on_loopback()
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=cfg.threads, rpc_timeout=cfg.timeout_s)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns of its own code: pytorch/pytorch#149393
-        rpc.init_rpc(
-            f"worker{group.rank}", rank=group.rank, world_size=group.world_size, rpc_backend_options=options
-        )
-
-
 def main(cfg: Config) -> None:
     with process_group(smallest=2) as group:  # for our reports; RPC itself needs no process group
-        MINE["rank"] = group.rank
-        start_rpc(group, cfg)
-        dist.barrier()
-        heard = [rpc.rpc_sync(f"worker{rank}", who) for rank in range(group.world_size)]
-        assert heard == list(range(group.world_size)), heard
+        workers = start_worker()
+        heard = [rpc.rpc_sync(name, who) for name in workers]
+        if heard != list(range(group.world_size)):
+            raise CourseError(f"{workers} were called, the ranks that answered are {heard}")
 
-        there = f"worker{(group.rank + 1) % group.world_size}"
-        rank = rpc.rpc_sync(there, who)  # waits for the result
-        future = rpc.rpc_async(there, torch.add, args=(torch.ones(2), group.rank))  # returns at once
-        reference = rpc.remote(there, torch.full, args=((2,), 7.0))  # at once; the result stays there
-        total = future.wait().tolist()
-        copy = reference.to_here().tolist()
-        assert (f"worker{rank}", total, copy) == (there, [1.0 + group.rank] * 2, [7.0, 7.0])
-        print_in_rank_order(f"rpc_sync to {there}: who() = {rank}")
-        print_in_rank_order(f"rpc_async to {there}: 1 + my rank = {total}")
-        print_in_rank_order(f"remote: the tensor lies on {reference.owner_name()}, fetched it is {copy}")
+        right = (group.rank + 1) % group.world_size
+        there = workers[right]
+        found = call_in_three_ways(there)
+        expected = (right, [1.0 + group.rank] * 2, [7.0, 7.0])
+        if found != expected:
+            raise CourseError(f"three calls to {there} gave {found}, expected {expected}")
+        print_in_rank_order(f"rpc_sync to {there}: who() = {found[0]}")
+        print_in_rank_order(f"rpc_async to {there}: 1 + my rank = {found[1]}")
+        print_in_rank_order(f"remote: the tensor lay on {there}, fetched it is {found[2]}")
 
         if group.rank == 0:
             calls = [rpc.rpc_async(there, sit_down) for _ in range(cfg.guests)]
             seats = sorted(torch.futures.wait_all(calls))
-            assert seats == list(range(cfg.guests))
+            if seats != list(range(cfg.guests)):
+                raise CourseError(f"seats {seats}, expected {cfg.guests} of them")
             print(f"{there} ran {len(seats)} of our calls at the same time, in {len(seats)} threads")
         everyone = rpc.rpc_sync("worker0", meet, args=(group.rank, group.world_size))
-        assert everyone == list(range(group.world_size))
+        if everyone != list(range(group.world_size)):
+            raise CourseError(f"meet() answered when only {everyone} were there")
         print_on_rank_0(f"meet() answered when all were there: {everyone}")
         rpc.shutdown()  # waits for all workers, and until no call is under way
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch.distributed import rpc
+from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from shared.comm.rpc import start_workers
 from shared.runtime.errors import CourseError
@@ -74,13 +75,14 @@ def faults(there: str, cfg: Config) -> dict[str, str]:
     def call(function: Callable, *args, to: str = there, timeout: float = 3.0) -> Callable:
         return lambda: rpc.rpc_sync(to, function, args=args, timeout=timeout)
 
-    rows = {
-        "it raises ValueError": heard(
-            call(fail, ValueError), "ValueError", "ValueError('there is no row 7')"
-        ),
-        "it raises our own error": heard(
-            call(fail, NoSuchRow), "RuntimeError", "NoSuchRow('there is no row 7')"
-        ),
+    rows = {}
+    for kind in (ValueError, TypeError, RuntimeError):  # these three keep their type
+        text = f"{kind.__name__}('there is no row 7')"
+        rows[f"it raises {kind.__name__}"] = heard(call(fail, kind), kind.__name__, text)
+    for kind in (IndexError, OSError, NotImplementedError, NoSuchRow):
+        text = f"{kind.__name__}('there is no row 7')"
+        rows[f"it raises {kind.__name__}"] = heard(call(fail, kind), "RuntimeError", text)
+    rows |= {
         "only we have it": heard(
             call(only_on_rank_0), "RuntimeError", "Can't get attribute 'only_on_rank_0'"
         ),
@@ -99,6 +101,11 @@ def faults(there: str, cfg: Config) -> dict[str, str]:
         time.sleep(0.1)
     if rpc.rpc_sync(there, finished) != 1:
         raise CourseError("the function that took too long was to run to its end")
+
+    call(sleep, cfg.slow_s, timeout=0)()  # 0 means: no limit
+    if rpc.rpc_sync(there, finished) != 2:
+        raise CourseError("with timeout=0 the call was to wait for the function's end")
+    rows["timeout=0"] = f"no error: the call waited; the default is {DEFAULT_RPC_TIMEOUT_SEC:.0f} s"
     return rows
 
 
@@ -124,7 +131,7 @@ def main(cfg: Config) -> None:
             dist.barrier()
             if group.rank == 0:
                 for what, text in faults(workers[1], cfg).items():
-                    print(f"{what:24} {text}")
+                    print(f"{what:29} {text}")
             dist.barrier()
         said = leave(group, cfg)
         dist.barrier()  # by now the others have given up

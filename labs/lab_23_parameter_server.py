@@ -4,6 +4,8 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_parameter_serv
 Written by:  notebooks/23_rpc.ipynb
 """
 
+import random
+import time
 from dataclasses import dataclass
 from threading import Barrier, Lock
 
@@ -28,6 +30,7 @@ class Config:
     updates: int = 120  # of all trainers together
     batch: int = 48
     learning_rate: float = 0.5
+    pace_s: tuple[float, float] = (0.004, 0.012)  # what the gradient of a larger model would take
     tolerance: float = 1e-12  # float64
     accuracy: float = 0.85
 
@@ -80,10 +83,12 @@ def train(server: rpc.RRef, trainer: int, trainers: int, cfg: Config) -> int:
     """Called by the server's process on each trainer: pull, compute, push, as often as is its share."""
     mine = range(trainer - 1, cfg.updates, trainers)
     gradient_of(torch.zeros(10, 64, dtype=torch.float64), trainer, 0, trainers, cfg)  # the first is slow
+    pace = random.Random(trainer)
     server.rpc_sync().begin()
     for number in mine:
         version, weight = server.rpc_sync().pull()
         gradient = gradient_of(weight, trainer, number, trainers, cfg)
+        time.sleep(pace.uniform(*cfg.pace_s))  # meanwhile the others push
         server.rpc_sync().push((trainer, number, version), gradient)
     return len(mine)
 
@@ -95,6 +100,17 @@ def reference(log: list[Entry], trainers: int, cfg: Config) -> list[torch.Tensor
         gradient = gradient_of(weights[version], trainer, number, trainers, cfg)
         weights.append(weights[-1].sub(gradient, alpha=cfg.learning_rate))
     return weights
+
+
+def staleness(log: list[Entry], trainers: int) -> list[int]:
+    """By update: how many other updates came between the trainer's pull and its push, as the log tells."""
+    stale = [at - version for at, (_, _, version) in enumerate(log)]
+    overtaken = sum(behind > 0 for behind in stale)
+    if trainers == 1 and overtaken:
+        raise CourseError(f"{overtaken} updates of a single trainer are stale")
+    if trainers > 1 and overtaken < len(log) / 4:
+        raise CourseError(f"{overtaken} of {len(log)} updates are stale: the trainers hardly ran together")
+    return stale
 
 
 def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
@@ -113,7 +129,7 @@ def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
     if right.double().mean() < cfg.accuracy or losses[-1] > 0.5 * losses[0]:
         raise CourseError(f"loss {losses[0]:.2f} to {losses[-1]:.2f}, {right.double().mean():.1%} recognised")
     print(f"more than {cfg.accuracy:.0%} of {len(y)} new images recognised, the loss has more than halved")
-    stale = [at - version for at, (_, _, version) in enumerate(server.log)]
+    stale = staleness(server.log, trainers)
     return {"losses": losses, "trainers": [trainer for trainer, _, _ in server.log], "stale": stale}
 
 
@@ -125,15 +141,16 @@ def main(cfg: Config) -> None:
             torch.futures.wait_all([rpc.rpc_async(name, prepare) for name in workers])
             server = ParameterServer(cfg, trainers)
             reference_to_it = rpc.RRef(server)
-            calls = [
-                rpc.rpc_async(name, train, args=(reference_to_it, trainer, trainers, cfg))
+            calls = [  # timeout=0: no limit; the default, 60 s, would end a longer training
+                rpc.rpc_async(name, train, args=(reference_to_it, trainer, trainers, cfg), timeout=0)
                 for trainer, name in enumerate(workers[1:], start=1)
             ]
             counts = torch.futures.wait_all(calls)
             print(f"updates by trainer: {counts}")
             for trainer, count in enumerate(counts, start=1):
                 numbers = [number for one, number, _ in server.log if one == trainer]
-                assert numbers == list(range(trainer - 1, cfg.updates, trainers)) and len(numbers) == count
+                assert numbers == list(range(trainer - 1, cfg.updates, trainers))
+                assert len(numbers) == count
             found = judge(server, trainers, cfg)
         print_on_rank_0(f"worker0 served, {', '.join(workers[1:])} trained")
         record_results("lab_23_parameter_server", found)

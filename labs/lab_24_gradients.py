@@ -1,4 +1,4 @@
-"""One backward through two processes, in contexts that keep their gradients apart.
+"""As many contexts as ranks are open on one head, and none mixes with another: each equals one process.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_24_gradients.py
 Written by:  notebooks/24_distributed_autograd.ipynb
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_24_context import backward, build, gradients
 from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
@@ -22,6 +23,8 @@ from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_equal
 
+HEAD_SEED = 99
+
 
 @dataclass(frozen=True)
 class Config:
@@ -30,31 +33,18 @@ class Config:
     tolerance: float = 1e-12  # float64
 
 
-HERE: dict[str, nn.Module] = {}  # the part of the model that lives in this process
+HERE: dict[str, nn.Module] = {}  # the parts of the model that live in this process
 
 
-def build(part: str, seed: int, cfg: Config) -> nn.Module:
-    """The front takes (batch, 64) to (batch, hidden), the head takes that to (batch, 10) scores."""
-    torch.manual_seed(seed)
-    if part == "front":
-        return nn.Sequential(nn.Linear(64, cfg.hidden), nn.Tanh()).double()
-    return nn.Linear(cfg.hidden, 10).double()
+def shared_head() -> rpc.RRef:
+    """A reference to the head that lives in this process."""
+    return rpc.RRef(HERE["head"])
 
 
-def head_forward(hidden: torch.Tensor) -> torch.Tensor:
-    """Runs on the owner of the head."""
-    return HERE["head"](hidden)
-
-
-def head_gradients(context_id: int) -> dict[str, torch.Tensor]:
-    """The head's gradients in one context. Runs on the owner of the head."""
-    found = dist_autograd.get_gradients(context_id)  # {parameter: gradient}
-    return {name: found[parameter] for name, parameter in HERE["head"].named_parameters()}
-
-
-def plain_gradients() -> int:
+def filled_gradients() -> int:
     """How many parameters of this process have their ``.grad`` filled."""
-    return sum(p.grad is not None for module in HERE.values() for p in module.parameters())
+    parameters = [parameter for module in HERE.values() for parameter in module.parameters()]
+    return sum(parameter.grad is not None for parameter in parameters)
 
 
 def graph_ends(context_id: int) -> tuple[int, int]:
@@ -73,47 +63,51 @@ def data_of(rank: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
 def reference(rank: int, cfg: Config) -> dict[str, torch.Tensor]:
     """{name: gradient} when front and head of this rank's model are in one process."""
     x, y = data_of(rank, cfg)
-    model = nn.ModuleDict({"front": build("front", rank, cfg), "head": build("head", 99, cfg)})
+    model = nn.ModuleDict(
+        {"front": build(64, cfg.hidden, seed=rank), "head": build(cfg.hidden, 10, seed=HEAD_SEED)}
+    )
     F.cross_entropy(model["head"](model["front"](x)), y).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2) as group, rpc_workers(group) as workers:
-        HERE["front"] = build("front", group.rank, cfg)  # each rank has its own front
+        HERE["front"] = build(64, cfg.hidden, group.rank)  # each rank has its own front
         if group.rank == group.world_size - 1:
-            HERE["head"] = build("head", 99, cfg)  # all use the last worker's head
+            HERE["head"] = build(cfg.hidden, 10, HEAD_SEED)  # all use the last worker's head
         dist.barrier()
+        owner = workers[-1]
+        head = rpc.rpc_sync(owner, shared_head)
         x, y = data_of(group.rank, cfg)
 
         with dist_autograd.context() as context_id:
-            scores = rpc.rpc_sync(workers[-1], head_forward, args=(HERE["front"](x),))
-            loss = F.cross_entropy(scores, y)
-            dist_autograd.backward(context_id, [loss])  # crosses to the head's process and back
-            mine = dist_autograd.get_gradients(context_id)
+            loss = backward(context_id, HERE["front"], head, x, y)
             dist.barrier()  # now each rank's context is open, with gradients for the same head in each
-            found = {f"front.{name}": mine[p] for name, p in HERE["front"].named_parameters()}
-            theirs = rpc.rpc_sync(workers[-1], head_gradients, args=(context_id,))
-            found |= {f"head.{name}": gradient for name, gradient in theirs.items()}
-            ends = graph_ends(context_id), rpc.rpc_sync(workers[-1], graph_ends, args=(context_id,))
+            mine = gradients(rpc.RRef(HERE["front"]), context_id)
+            theirs = rpc.rpc_sync(owner, gradients, args=(head, context_id))
+            ends_here = graph_ends(context_id)
+            ends_there = rpc.rpc_sync(owner, graph_ends, args=(context_id,))
             dist.barrier()
 
+        found = {f"front.{name}": gradient for name, gradient in mine.items()}
+        found |= {f"head.{name}": gradient for name, gradient in theirs.items()}
         expected = reference(group.rank, cfg)
         assert sorted(found) == sorted(expected)
         largest = max(assert_equal(name, found[name], expected[name], cfg.tolerance) for name in expected)
+        total = theirs["0.weight"].abs().sum()
         print_in_rank_order(
-            f"loss {loss.item():.4f}, sum |gradient| of the head {found['head.weight'].abs().sum():.4f}; "
+            f"loss {loss:.4f}, sum |gradient| of the head {total:.4f}; "
             f"largest difference to one process {largest:.0e}"
         )
-        filled = [rpc.rpc_sync(name, plain_gradients) for name in workers]
+        filled = [rpc.rpc_sync(name, filled_gradients) for name in workers]
         if any(filled):
             raise CourseError(f".grad is filled on the workers: {filled}")
         print_on_rank_0(f"parameters with a filled .grad, by worker: {filled}")
         if group.rank == 0:
-            if ends != ((1, 1), (1, 1)):
-                raise CourseError(f"(send, receive) functions here and at the head: {ends}")
+            if (ends_here, ends_there) != ((1, 1), (1, 1)):
+                raise CourseError(f"(send, receive) functions here: {ends_here}, at the head: {ends_there}")
             print("worker0's context: 1 send and 1 receive here, 1 receive and 1 send at the head")
-        record_results("lab_24_gradients", {"head": found["head.weight"].tolist()})
+        record_results("lab_24_gradients", {"head": theirs["0.weight"].tolist()})
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ NOT_YET_PLAIN = {
     "11": "lab_11_rank0",
     "12": "lab_12_skew",
     "13": "lab_13_try_except",
-    "23": "lab_23_calls",
-    "24": "lab_24_gradients",
 }
 
 

@@ -19,12 +19,44 @@ TRAINERS = 12
 THREADS = 4
 RATE = 0.5
 PATIENCE_S = 5.0
+PAUSE_S = 0.001
 HELD: list[rpc.RRef] = []
 
 
 def held() -> rpc.RRef:
     """The server, as worker0 hands it to the others."""
     return HELD[0]
+
+
+class SlowList(list):
+    """A list whose ``append`` and ``len`` take a while."""
+
+    def append(self, item: object) -> None:
+        super().append(item)
+        time.sleep(PAUSE_S)
+
+    def __len__(self) -> int:
+        length = super().__len__()
+        time.sleep(PAUSE_S)
+        return length
+
+
+def slowed(server: type) -> type:
+    """The same class, but what it reads and sets of itself takes a while, so that a missing lock shows."""
+
+    class SlowServer(server):
+        def __getattribute__(self, name: str) -> object:
+            value = super().__getattribute__(name)
+            time.sleep(PAUSE_S)
+            return value
+
+        def __setattr__(self, name: str, value: object) -> None:
+            time.sleep(PAUSE_S)
+            super().__setattr__(name, SlowList(value) if type(value) is list else value)
+
+    SlowServer.__module__ = server.__module__  # the class travels by its name
+    SlowServer.__qualname__ = "SlowServer"
+    return SlowServer
 
 
 def gradient_of(number: int, trainer: int) -> torch.Tensor:
@@ -61,11 +93,15 @@ def answers_of(number: int, server: rpc.RRef, group: Group) -> list[object]:
             failed = text.splitlines()["On WorkerInfo" in text]
     if "NotImplementedError" in failed:
         raise NotImplementedError
-    if late := len(calls) - len(answered):
+    late = len(calls) - len(answered)
+    if late:
         lot = f"{late} of {len(calls)} calls"
         raise Wrong(f"round {number}: {lot} were not answered within {PATIENCE_S:.0f} s")
     if failed:
-        raise Wrong(f"round {number}: a call failed with {failed}")
+        hint = ""
+        if "already been" in failed or "already complete" in failed or "marked completed" in failed:
+            hint = "; two calls completed the same round: count and change the round under one lock"
+        raise Wrong(f"round {number}: a call failed with {failed}{hint}")
     return answers
 
 
@@ -73,12 +109,17 @@ def look_at(weight: object, number: int) -> None:
     """Raise ``Wrong`` unless ``weight`` is what one process has after this round."""
     right = weights_after(number)
     if not isinstance(weight, torch.Tensor) or weight.shape != right.shape:
-        raise Wrong(f"round {number}: a trainer got {type(weight).__name__}, not the weights")
+        kind = type(weight).__name__
+        raise Wrong(f"round {number}: a trainer got {kind}, not the weights as a tensor of shape (5,)")
+    if weight.dtype != right.dtype:
+        raise Wrong(f"round {number}: a trainer got weights in {weight.dtype}, expected {right.dtype}")
     if torch.allclose(weight, right, rtol=0, atol=1e-12):
         return
     found = f"{weight[0].item():.1f}, expected {right[0].item():.1f}"
     if torch.allclose(weight, weights_after(number, share=1.0)):
         found += "; that is a step by the sum of the gradients, not by their mean"
+    elif torch.allclose(weight, weights_after(number, share=-1 / TRAINERS)):
+        found += "; that is a step up the gradient, not down"
     elif torch.allclose(weight, weights_after(number - 1)):
         found += "; those are the weights of the round before"
     raise Wrong(f"round {number}: a trainer got weights {found}")
@@ -86,8 +127,13 @@ def look_at(weight: object, number: int) -> None:
 
 def one_round(number: int, server: rpc.RRef, group: Group) -> None:
     answers = answers_of(number, server, group)
-    if group.rank == 0 and (steps := server.local_value().steps) != number:
-        raise Wrong(f"after {number} round(s) of {TRAINERS} gradients the server has taken {steps} steps")
+    if group.rank == 0:
+        steps = server.local_value().steps
+        if steps != number:
+            raise Wrong(
+                f"after {number} round(s) of {TRAINERS} gradients the server has taken {steps} steps, "
+                f"expected {number}: one step for each round, counted and taken under one lock"
+            )
     for weight in answers:
         look_at(weight, number)
 
@@ -102,12 +148,13 @@ def found_by_all(problem: Exception | None, group: Group) -> list[str]:
 def verify(answer: ModuleType, group: Group) -> str:
     sys.modules[answer.__name__] = answer  # its functions travel by name
     sys.setswitchinterval(1e-5)  # threads take turns more often: a race shows
+    answer.SlowServer = slowed(answer.BatchingServer)
     start_workers(group, threads=THREADS)
     problem = None
     with redirect_stderr(io.StringIO()):  # a worker writes the traceback of what fails on it
         if group.rank == 0:
             weight = torch.ones(5, dtype=torch.float64)
-            HELD.append(rpc.RRef(answer.BatchingServer(weight, TRAINERS, RATE)))
+            HELD.append(rpc.RRef(answer.SlowServer(weight, TRAINERS, RATE)))
         dist.barrier()
         server = rpc.rpc_sync("worker0", held)
         dist.barrier()  # a round may take all threads of the server, so that it could not hand itself out

@@ -16,7 +16,9 @@ class BatchingServer:
     """
 
     def __init__(self, weight: torch.Tensor, trainers: int, learning_rate: float) -> None:
-        self.weight, self.trainers, self.learning_rate = weight, trainers, learning_rate
+        self.weight = weight
+        self.trainers = trainers
+        self.learning_rate = learning_rate
         self.steps = 0  # how often ``weight`` was changed
         self.lock = Lock()
         self.gradients: list[torch.Tensor] = []  # of this round

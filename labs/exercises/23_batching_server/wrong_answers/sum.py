@@ -17,7 +17,9 @@ class BatchingServer:
     """
 
     def __init__(self, weight: torch.Tensor, trainers: int, learning_rate: float) -> None:
-        self.weight, self.trainers, self.learning_rate = weight, trainers, learning_rate
+        self.weight = weight
+        self.trainers = trainers
+        self.learning_rate = learning_rate
         self.steps = 0  # how often ``weight`` was changed
         self.lock = Lock()
         self.gradients: list[torch.Tensor] = []  # of this round
@@ -38,7 +40,8 @@ class BatchingServer:
                 mean = torch.stack(self.gradients).sum(0)
                 self.weight = self.weight - self.learning_rate * mean
                 self.steps += 1
-                self.gradients, self.answer = [], torch.futures.Future()
+                self.gradients = []
+                self.answer = torch.futures.Future()
                 weight = self.weight
         if complete:
             answer.set_result(weight)

@@ -8,7 +8,9 @@ import torch
 
 class BatchingServer:
     def __init__(self, weight: torch.Tensor, trainers: int, learning_rate: float) -> None:
-        self.weight, self.trainers, self.learning_rate = weight, trainers, learning_rate
+        self.weight = weight
+        self.trainers = trainers
+        self.learning_rate = learning_rate
         self.steps = 0
         self.gradients: list[torch.Tensor] = []
         self.complete = Condition()
