@@ -3,10 +3,26 @@
 from tests.faults import Fault
 
 FAULTS: list[Fault] = [
-    Fault("24_gradients", 'HERE["head"] = build("head", 99', 'HERE["head"] = build("head", 98', "differs by"),
+    Fault(
+        "24_context",
+        "loss = F.cross_entropy(scores, y)",
+        'loss = F.cross_entropy(scores, y, reduction="sum")',
+        "differs by",
+        run="24_gradients",
+    ),
+    Fault(
+        "24_gradients",
+        'HERE["head"] = build(cfg.hidden, 10, HEAD_SEED)',
+        'HERE["head"] = build(cfg.hidden, 10, HEAD_SEED - 1)',
+        "differs by",
+    ),
     Fault("24_train", "lr=rate, momentum", "lr=2 * rate, momentum", "losses: differs by"),
+    Fault(
+        "24_faults",
+        "            _ = self.loss()\n",
+        "",
+        "an error was expected: RPC ran for more than set timeout",
+    ),
 ]
 
-STILL_WITHOUT = [
-    "24_faults",
-]
+STILL_WITHOUT: list[str] = []

@@ -99,7 +99,7 @@ def answers_of(number: int, server: rpc.RRef, group: Group) -> list[object]:
         raise Wrong(f"round {number}: {lot} were not answered within {PATIENCE_S:.0f} s")
     if failed:
         hint = ""
-        if "already been" in failed or "already complete" in failed or "marked completed" in failed:
+        if "mark a completed Future" in failed or "non-empty TensorList" in failed:
             hint = "; two calls completed the same round: count and change the round under one lock"
         raise Wrong(f"round {number}: a call failed with {failed}{hint}")
     return answers

@@ -23,6 +23,7 @@ WIDTHS = ((16, 12), (12, 8), (8, 5))  # three stages
 TOLERANCE = 1e-12
 PATIENCE_S = 7.0  # for an answer; for the other ranks, who may wait for theirs
 LONG_PATIENCE_S = 30.0
+NEVER_SENT = "backward waits for a gradient that nobody sends: the loss does not use a call's result"
 HELD: list[rpc.RRef] = []
 
 
@@ -63,17 +64,48 @@ def look_at(result: object, x: torch.Tensor, y: torch.Tensor) -> None:
     """Raise ``Wrong`` unless ``result`` is what one process finds."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise Wrong("chain_gradients must return the loss and a list of dicts")
-    (loss, gradients) = result
-    (expected_loss, expected) = reference(x, y)
-    if not isinstance(loss, float) or abs(loss - expected_loss) > TOLERANCE:
-        raise Wrong(f"the loss is {loss}, one process finds {expected_loss:.4f}")
+    loss, gradients = result
+    expected_loss, expected = reference(x, y)
+    if not isinstance(loss, float):
+        raise Wrong(f"the loss is of type {type(loss).__name__}, expected a float: loss.item()")
+    if abs(loss - expected_loss) > TOLERANCE:
+        hint = ""
+        if abs(loss - len(y) * expected_loss) < TOLERANCE * len(y):
+            hint = "; that is the sum over the batch, not the mean"
+        raise Wrong(f"the loss is {loss:.4f}, one process finds {expected_loss:.4f}{hint}")
     if len(gradients) != len(expected):
         raise Wrong(f"gradients of {len(gradients)} stages, there are {len(expected)}")
     for number, (found, right) in enumerate(zip(gradients, expected, strict=True)):
-        if missing := sorted(set(right) - set(found)):
+        if not isinstance(found, dict):
+            raise Wrong(
+                f"stage {number}: its gradients are a {type(found).__name__}, expected a dict by name"
+            )
+        missing = sorted(set(right) - set(found))
+        if missing:
             raise Wrong(f"stage {number} has no gradient of {missing[0]}")
         for name, gradient in right.items():
             assert_equal(f"stage {number}, gradient of {name}", found[name], gradient, TOLERANCE)
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong with an answer that failed; the mistakes of the lesson in plain words."""
+    text = str(error)
+    if "RPC ran for more than" in text:
+        return NEVER_SENT
+    if "Could not find autograd context" in text:
+        return "the context had ended: backward and the reading of gradients both belong inside the `with`"
+    if "INTERNAL ASSERT FAILED" in text:
+        return "loss.backward() cannot cross processes: call dist_autograd.backward(context_id, [loss])"
+    if "does not require grad" in text:
+        return "the loss has no graph: a stage ran without gradients, or its result was detached"
+    if isinstance(error, KeyError) or "KeyError(Parameter" in text or "KeyError: Parameter" in text:
+        return (
+            "a parameter has no gradient in this context: the forward ran before the context began, "
+            "on a copy, or cut off from the loss"
+        )
+    lines = text.splitlines() or [repr(error)]
+    said = lines[1] if "On WorkerInfo" in lines[0] and len(lines) > 1 else lines[0]
+    return f"chain_gradients failed: {said}"
 
 
 def answer_of(chain_gradients: Callable, *arguments) -> object:
@@ -93,10 +125,9 @@ def answer_of(chain_gradients: Callable, *arguments) -> object:
         return box[0]
     if box and isinstance(box[0], NotImplementedError):
         raise box[0]
-    if not box or "RPC ran for more than" in str(box[0]):
-        raise Wrong("backward waits for a gradient that nobody sends: the loss does not use a call's result")
-    lines = str(box[0]).splitlines() or [repr(box[0])]
-    raise Wrong(f"chain_gradients failed: {lines['On WorkerInfo' in lines[0]]}")
+    if not box:
+        raise Wrong(NEVER_SENT)
+    raise Wrong(in_words(box[0]))
 
 
 def examine(answer: ModuleType, group: Group) -> None:

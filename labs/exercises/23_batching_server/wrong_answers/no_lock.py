@@ -1,4 +1,4 @@
-# rejected: round 1:
+# rejected: under one lock
 """Exercise 23: a parameter server that batches updates."""
 
 from threading import Lock

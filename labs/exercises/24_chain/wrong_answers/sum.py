@@ -1,4 +1,4 @@
-# rejected: the loss is
+# rejected: that is the sum over the batch, not the mean
 """Exercise 24: the gradients of a chain of stages, each on its owner."""
 
 import torch
