@@ -9,7 +9,7 @@ How it is tried (``tests/test_planted_faults.py``): all labs of the lesson are c
 (default: the same lab; name the proving lab if ``lab`` is a plain one that it imports). It must end with an
 exit code other than 0 and print ``told``, and the fault must not be a slip like a NameError. Choose a fault
 that a reader might make, and as ``told`` the words of the check that finds it: "AssertionError" alone may be
-another assertion.
+another assertion. The lab must not print these words without the fault; the lesson's outputs tell.
 
 ``launch="warm"`` (default): ``ranks`` forks of a process that has torch already, in the environment that
 torchrun sets; ``ranks=0`` is a script that is no rank, as ``python LAB`` starts it. ``"torchrun"`` and

@@ -32,7 +32,12 @@ FAULTS: list[Fault] = [
         "torchrun was to complain about no-such-host.invalid",
         ranks=0,
     ),
-    Fault("02_backend", 'both if has_gpu else "cpu:gloo"', "both", "requires at least one CUDA device"),
+    Fault(
+        "02_backend",
+        'both if has_gpu else "cpu:gloo"',
+        "both",
+        "RuntimeError: nccl2 requires at least one CUDA device",
+    ),
 ]
 
 STILL_WITHOUT: list[str] = []

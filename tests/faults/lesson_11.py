@@ -21,7 +21,7 @@ FAULTS: list[Fault] = [
         "11_other_size",
         '(path / ".metadata").exists()]',
         "path.is_dir()]",
-        "step_3",
+        "global metadata read failed",
         launch="torchrun",
         before=("11_shards",),
     ),

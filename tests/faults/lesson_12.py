@@ -32,7 +32,7 @@ FAULTS: list[Fault] = [
         "12_timeout",
         "pause_s: float = 0.4",
         "pause_s: float = 4.0",
-        "Timed out waiting 3000ms",
+        "in many_short_waits",
     ),
 ]
 

@@ -24,7 +24,7 @@ FAULTS: list[Fault] = [
         "15_toy",
         "self.back(hidden.to(self.second))",
         "self.back(hidden.detach().to(self.second))",
-        "gradient",
+        "gradient back.weight: differs by",
         run="15_ddp",
     ),
     Fault(
