@@ -15,13 +15,6 @@ FAULTS: list[Fault] = [
         "was to write its own address and read each",
     ),
     Fault(
-        "02_faults",
-        'dist.PrefixStore("second group", store)',
-        "store",
-        "reused store: after the cure a rank said",
-        ranks=0,
-    ),
-    Fault(
         "02_faults", "1: Attempt(2, elsewhere)", "1: Attempt(2, here)", "wrong address: rank 0 said", ranks=0
     ),
     Fault("02_agents", '"--nnodes=2"', '"--nnodes=1"', "other node missing: torchrun said", ranks=0),
