@@ -1,6 +1,7 @@
 """Each lab is turned red by a fault planted in it: the table ``tests/faults`` is complete and true."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy
 
@@ -150,14 +151,16 @@ def job_of(fault: Fault, folder: Path) -> Job:
     )
 
 
+def job_before(fault: Fault, job: Job) -> Job:
+    """The launch of the lab that leaves behind what this one needs."""
+    lab, *arguments = fault.before
+    return replace(job, script=job.folder / f"lab_{lab}.py", arguments=arguments)
+
+
 def launched_cold(fault: Fault, folder: Path) -> Done:
     job = job_of(fault, folder)
     if fault.launch == "python":
         return python(job.script, *job.arguments, cwd=job.folder, **job.environment)
-    if fault.before:
-        lab, *arguments = fault.before
-        first = torchrun_command(job.folder / f"lab_{lab}.py", job.ranks, *arguments)
-        command(*first, cwd=job.folder, **job.environment)
     options = [option.replace("FOLDER", str(folder / "own")) for option in fault.options]
     launch = torchrun_command(job.script, job.ranks, *job.arguments, options=options)
     return command(*launch, cwd=job.folder, **job.environment)
@@ -185,8 +188,9 @@ def test_a_fault_that_goes_unnoticed_is_found(code: int, said: str):
 def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Fault, Done]:
     """How the labs end whose faults the selected tests name, all in one go."""
     faults = [fault for fault in selected(request, "warm") if not place_problems(fault)]
-    jobs = [job_of(fault, tmp_path_factory.mktemp(fault.lab)) for fault in faults]
-    return dict(zip(faults, run_jobs(jobs), strict=True))
+    jobs = {fault: job_of(fault, tmp_path_factory.mktemp(fault.lab)) for fault in faults}
+    run_jobs([job_before(fault, job) for fault, job in jobs.items() if fault.before])  # however that ends
+    return dict(zip(jobs, run_jobs(jobs.values()), strict=True))
 
 
 @pytest.mark.slow

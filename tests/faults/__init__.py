@@ -17,8 +17,8 @@ torchrun sets; ``ranks=0`` is a script that is no rank, as ``python LAB`` starts
 memory or the launch itself. In ``arguments``, ``options`` (of torchrun, such as ``--max-restarts=1``) and
 ``environment`` (pairs) the word FOLDER stands for a folder of this run.
 
-A lab that needs what another run leaves behind names that in ``before``: a lab and its arguments, which
-torchrun runs first, however that ends; only with ``launch="torchrun"``.
+A lab that needs what another run leaves behind names that in ``before``: a lab and its arguments, launched
+warm in the same folder, however that ends.
 
 Try one: ``.venv/bin/python -m pytest tests/test_planted_faults.py -k 05_ring``. A lab that has no fault yet
 stands in the ``STILL_WITHOUT`` of its lesson's file. These lists may only shrink: a name that has a fault is

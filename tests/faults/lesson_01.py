@@ -33,7 +33,6 @@ FAULTS: list[Fault] = [
         "sys.exit(FAILED + 1)",
         "mp.spawn tells of process 1",
         ranks=0,
-        launch="python",
         arguments=("--spawn", "2"),
     ),
     Fault(
@@ -42,7 +41,6 @@ FAULTS: list[Fault] = [
         "sys.exit(0)",
         "the failing process left with exit code 0, not 3",
         ranks=0,
-        launch="python",
         arguments=("--process", "2"),
     ),
     Fault("01_options", '"--max-restarts":', '"--max-restart":', "has no option --max-restart any", ranks=0),

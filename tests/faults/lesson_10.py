@@ -15,7 +15,6 @@ FAULTS: list[Fault] = [
         '"RANK": rank, "LOCAL_RANK": rank,',
         '"RANK": rank,',
         "LOCAL_RANK not set",
-        launch="python",
         ranks=0,
     ),
     Fault(
@@ -23,7 +22,6 @@ FAULTS: list[Fault] = [
         '"RANK": index, "LOCAL_RANK": index,',
         '"RANK": index,',
         "LOCAL_RANK not set",
-        launch="python",
         ranks=0,
     ),
     Fault(

@@ -22,7 +22,6 @@ FAULTS: list[Fault] = [
         '(path / ".metadata").exists()]',
         "path.is_dir()]",
         "global metadata read failed",
-        launch="torchrun",
         before=("11_shards",),
     ),
     Fault(
@@ -36,7 +35,6 @@ FAULTS: list[Fault] = [
         "for name in set(PARTS[:3]) - {forget}:",
         "for name in set(PARTS[:2]) - {forget}:",
         "resumed without any loss: other losses at steps",
-        launch="torchrun",
         before=("11_resume", "--be-killed"),
     ),
     Fault(

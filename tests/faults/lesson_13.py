@@ -8,7 +8,6 @@ FAULTS: list[Fault] = [
         'optimizer.load_state_dict(saved["optimizer"])',
         "pass",
         "every 4 steps",
-        launch="python",
         ranks=0,
     ),
     Fault(
