@@ -1,6 +1,5 @@
-"""A plain lab runs where nothing of ours can be imported: alone in a folder, by the command it shows."""
+"""A plain lab runs where nothing of ours can be imported: alone in a folder, as the command it shows does."""
 
-import sys
 from pathlib import Path
 from shutil import copy
 
@@ -8,8 +7,9 @@ import pytest
 
 from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
-from tests.helpers import ROOT, Done, command
+from tests.helpers import ROOT, Done
 from tests.rules.labs import command_of, exit_code_of, is_plain, starts_with_torchrun
+from tests.warm import warm_torchrun
 
 PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
 BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
@@ -34,11 +34,16 @@ def run_alone(lab: Path, folder: Path) -> Done:
     alone = folder / "alone"
     alone.mkdir()
     copy(lab, alone)
-    _, *arguments = command_of(lab)  # without the word torchrun
-    words = [lab.name if word == f"labs/{lab.name}" else word for word in arguments]
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
-    variables = {"PYTHONPATH": str(blocked), "CUDA_VISIBLE_DEVICES": ""}
-    return command(*launcher, *words, root=None, cwd=alone, **variables)
+    launcher, option, ranks, _, *arguments = command_of(lab)
+    assert (launcher, option) == ("torchrun", "--standalone"), "launch this one for real"
+    return warm_torchrun(
+        alone / lab.name,
+        *arguments,
+        ranks=int(ranks.removeprefix("--nproc-per-node=")),
+        cwd=alone,
+        PYTHONPATH=str(blocked),
+        CUDA_VISIBLE_DEVICES="",
+    )
 
 
 def problems_of(done: Done, code: int) -> list[str]:

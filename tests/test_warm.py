@@ -162,8 +162,9 @@ def by_rank(done: Done) -> dict[str, dict]:
 
 def test_a_rank_finds_what_torchrun_gives_it(tmp_path: Path):
     path = script(tmp_path, ALIKE)
-    real = torchrun(path, "--answer", "x y", ranks=3, cwd=tmp_path, MARK="mark")
-    ours = run_job(Job(path, ("--answer", "x y"), ranks=3, folder=tmp_path, environment={"MARK": "mark"}))
+    variables = {"MARK": "mark", "PYTHONPATH": str(tmp_path / "modules")}
+    real = torchrun(path, "--answer", "x y", ranks=3, cwd=tmp_path, **variables)
+    ours = run_job(Job(path, ("--answer", "x y"), ranks=3, folder=tmp_path, environment=variables))
     assert (real.returncode, ours.returncode) == (0, 0), ours.stdout
     assert by_rank(ours) == by_rank(real)
 

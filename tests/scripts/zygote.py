@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -165,15 +166,22 @@ def redirect(output: str) -> None:
     os.close(written)
 
 
+def paths_of(environment: Mapping[str, str]) -> list[str]:
+    """What PYTHONPATH puts in front of the installed packages."""
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 def become(work: dict) -> None:
     """Be ``python SCRIPT ARGUMENTS``: the same streams, folders, arguments, environment and module."""
     script = Path(work["script"])
     redirect(work["output"])
     os.chdir(work["folder"])
+    ours = paths_of(os.environ)
     os.environ.clear()
     os.environ.update(work["environment"])
+    installed = [path for path in sys.path[1:] if path not in ours]
     sys.argv = [str(script), *work["arguments"]]
-    sys.path[0] = str(script.parent)
+    sys.path[:] = [str(script.parent), *paths_of(os.environ), *installed]
     sys.modules["numpy"].random.seed()  # a process of its own would have drawn a seed of its own
     module = ModuleType("__main__")
     module.__file__ = str(script)
