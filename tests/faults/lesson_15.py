@@ -29,8 +29,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "15_idle",
-        "devices = (Device(0), Device(1))\n    ends",
-        "devices = (Device(0),) * 2\n    ends",
+        "devices = (Device(0), Device(1))\n    for device",
+        "devices = (Device(0),) * 2\n    for device",
         "two independent models: the devices were to work at once at times",
         ranks=0,
     ),
