@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from tests import warm
 from tests.helpers import Done, torchrun
 from tests.processes import wait_until
 from tests.scripts.zygote import Zygote
-from tests.warm import TIMED_OUT, Job, ZygoteDiedError, run_job, run_jobs
+from tests.warm import TIMED_OUT, Job, ZygoteDiedError, run_job, run_jobs, selected
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,6 +54,25 @@ def assert_the_next_job_is_unharmed(folder: Path) -> None:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_is_selected_is_of_this_module_alone():
+    def item(module, **params):
+        return SimpleNamespace(module=module, callspec=SimpleNamespace(params=params))
+
+    mine = SimpleNamespace()
+    notebook = SimpleNamespace(path="00_start_here.ipynb")
+    without_parameters = SimpleNamespace(module=mine)
+    items = [
+        item(mine, trial=1),
+        notebook,
+        without_parameters,
+        item(object(), trial=2),
+        item(mine, other=3),
+        item(mine, trial=1),
+    ]
+    request = SimpleNamespace(module=mine, session=SimpleNamespace(items=items))
+    assert selected(request, "trial") == [1]
 
 
 def test_an_exit_code_is_handed_on(tmp_path: Path):

@@ -275,7 +275,8 @@ def selected(request: pytest.FixtureRequest, name: str) -> list:
     """What the parameter ``name`` is in the tests of this module that are to run, each value once."""
     values = {}
     for item in request.session.items:
-        if item.module is request.module and hasattr(item, "callspec") and name in item.callspec.params:
+        here = getattr(item, "module", None) is request.module  # a notebook is of no module
+        if here and hasattr(item, "callspec") and name in item.callspec.params:
             values[item.callspec.params[name]] = True
     return list(values)
 
