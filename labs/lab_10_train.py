@@ -65,6 +65,7 @@ def whole_number(text: str) -> int:
 
 
 def not_negative(text: str) -> float:
+    """At least 0, and finite."""
     try:
         number = float(text)
     except ValueError:
@@ -145,6 +146,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def is_rank_0() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def is_first_here() -> bool:
+    """Whether this is the first rank of its machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 # --- Processes ---
@@ -251,9 +257,9 @@ def load_data(options: argparse.Namespace, ranks: Ranks) -> Data:
     if options.data == "random":
         return random_images(options.side)
     if options.data in ("mnist", "cifar10"):
-        if ranks.rank == 0:
-            downloaded(options, download=True)  # one rank downloads; the others wait
-        dist.barrier()
+        if is_first_here():
+            downloaded(options, download=True)  # one rank of each machine; the others wait
+        dist.barrier(ranks.for_saving)
         return downloaded(options, download=False)
     return images_of_folder(Path(options.data).expanduser(), options.side)
 
@@ -367,7 +373,10 @@ class RankBatches(Sampler[list]):
         for step in range(self.first_step, self.steps):
             begin = step * self.options.batch_size
             mine = order[begin : begin + self.options.batch_size][self.ranks.rank :: self.ranks.size]
-            yield [(self.epoch, index) for index in mine] if self.options.augment else mine
+            if self.options.augment:
+                yield [(self.epoch, index) for index in mine]
+            else:
+                yield mine
 
 
 def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[DataLoader, DataLoader]:
@@ -425,8 +434,7 @@ def build(data: Data, options: argparse.Namespace, ranks: Ranks) -> nn.Module:
                 "batch norm uses each rank's own images: SyncBatchNorm needs GPUs, see lab_10_sync_batch_norm"
             )
     dtype = torch.float64 if options.float64 else torch.float32
-    model = model.to(ranks.device, dtype)
-    return torch.compile(model) if options.compile else model
+    return model.to(ranks.device, dtype)
 
 
 # --- One step ---
@@ -455,6 +463,8 @@ class Trainer:
         self.ddp = DistributedDataParallel(
             model, device_ids=[ranks.device.index] if ranks.on_gpu else None, gradient_as_bucket_view=True
         )
+        if options.compile:
+            self.ddp.compile()  # in place, so that names of parameters stay as they are
         self.optimizer = torch.optim.SGD(
             self.ddp.parameters(), options.lr, momentum=0.9, weight_decay=options.weight_decay
         )
@@ -467,7 +477,8 @@ class Trainer:
         Images are counted over all ranks, so that ranks with one image more or less still average right:
         DDP divides by the number of ranks, and we multiply by it.
         """
-        options, ranks = self.options, self.ranks
+        options = self.options
+        ranks = self.ranks
         torch.manual_seed(seed_of(options.seed, "noise", self.step, ranks.rank))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, steps, options)
@@ -498,18 +509,23 @@ class Trainer:
 @torch.inference_mode()
 def evaluate(trainer: Trainer, loader: DataLoader) -> tuple[float, int]:
     """Return (share recognised, images seen). Sums travel, for the shares of the ranks differ in size."""
-    model, ranks = trainer.ddp.module, trainer.ranks  # not the wrapper: its forward may communicate
+    ranks = trainer.ranks
+    model = trainer.ddp.module  # not the wrapper: its forward may communicate
     model.eval()
-    counts = torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    counts = torch.zeros(2, dtype=torch.int64, device=ranks.device)  # recognised, seen
     for images, labels in loader:
-        images = images.to(ranks.device, torch.float64 if trainer.options.float64 else None)
+        images = images.to(ranks.device, non_blocking=True)
+        labels = labels.to(ranks.device, non_blocking=True)
+        if trainer.options.float64:
+            images = images.double()
         with precision(trainer.options, ranks):
-            right = model(images).argmax(1) == labels.to(ranks.device)
-        counts += torch.stack([right.sum(), torch.tensor(len(labels), device=ranks.device)])
+            scores = model(images)
+        counts[0] += (scores.argmax(1) == labels).sum()
+        counts[1] += len(labels)
     model.train()
     dist.all_reduce(counts)
-    right_ones, seen = counts.tolist()
-    return right_ones / seen, seen
+    recognised, seen = counts.tolist()
+    return recognised / seen, seen
 
 
 # --- Checkpoints ---
@@ -573,7 +589,7 @@ class Checkpoints:
         try:
             future.result()
         except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception
-            problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            problem = last_line(error)
         if not self.failed_anywhere(final, problem) and self.ranks.rank == 0:
             part = final.with_suffix(".part")
             sync_to_disk(part)
@@ -597,25 +613,26 @@ class Checkpoints:
 
     def resume(self, trainer: Trainer) -> None:
         """Load the newest complete checkpoint, if there is one, on whatever number of ranks. Collective."""
-        for folder in self.complete()[:1]:
-            description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            before, now = description["options"], chosen(self.options)
-            changed = [name for name in now if before.get(name) != now[name]]
-            if changed:
-                what = ", ".join(f"--{n.replace('_', '-')} {now[n]} (was {before.get(n)})" for n in changed)
-                raise Refused(f"{folder.name} is of a run with other options: {what}; use another folder")
-            state = state_of(trainer)
-            dcp.load(state, checkpoint_id=folder, process_group=self.ranks.for_saving)
-            set_state_dict(
-                trainer.ddp,
-                trainer.optimizer,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"],
-            )
-            trainer.scaler.load_state_dict(state["scaler"])
-            trainer.step = description["step"]
-            if self.ranks.rank == 0:
-                print(f"going on from {folder.name}")
+        names = [folder.name for folder in self.complete()]
+        from_rank_0 = [names[0] if names else None]  # on a network drive other ranks may see less
+        dist.broadcast_object_list(from_rank_0, src=0, group=self.ranks.for_saving)
+        if from_rank_0[0] is None:
+            return
+        newest = self.folder / from_rank_0[0]
+        description = json.loads((newest / "run.json").read_text(encoding="utf-8"))
+        refuse_changes(newest.name, description["options"], chosen(self.options))
+        state = state_of(trainer)
+        dcp.load(state, checkpoint_id=newest, process_group=self.ranks.for_saving)
+        set_state_dict(
+            trainer.ddp,
+            trainer.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        trainer.scaler.load_state_dict(state["scaler"])
+        trainer.step = description["step"]
+        if self.ranks.rank == 0:
+            print(f"going on from {newest.name}")
 
 
 def state_of(trainer: Trainer) -> dict:
@@ -627,6 +644,26 @@ def state_of(trainer: Trainer) -> dict:
 def chosen(options: argparse.Namespace) -> dict:
     """The options that decide what is learnt."""
     return {name: value for name, value in vars(options).items() if name not in MAY_CHANGE}
+
+
+def refuse_changes(checkpoint: str, before: dict, now: dict) -> None:
+    """Raise ``Refused`` if an option that decides what is learnt differs from that of the checkpoint."""
+    changes = []
+    for name, value in now.items():
+        if before.get(name) != value:
+            option = "--" + name.replace("_", "-")
+            changes.append(f"{option} {value} (was {before.get(name)})")
+    if changes:
+        what = ", ".join(changes)
+        raise Refused(f"{checkpoint} is of a run with other options: {what}; use another folder")
+
+
+def last_line(error: BaseException) -> str:
+    """The reason: errors of DCP have many lines, it is in the last one. If there is no text, their kind."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[-1]
 
 
 def sync_to_disk(folder: Path) -> None:
@@ -785,7 +822,7 @@ def main(arguments: list[str] | None = None) -> int:
         ranks = join(options.timeout)
         code = train(options, ranks)
     except Refused as error:
-        if is_rank_0():
+        if is_first_here():  # a file may be missing on one machine only
             print(error, file=sys.stderr)
         if dist.is_initialized():
             dist.destroy_process_group()
