@@ -1,10 +1,11 @@
-"""Bytes in the storages of all tensors that a thread works with. Taught in lesson 19."""
+"""Bytes in the storages of all tensors that a thread works with, by kind. Taught in lesson 19."""
 
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -50,5 +51,71 @@ class StorageRecorder(TorchDispatchMode):
     def _remember(self, tree: Any) -> None:
         for one in tree_leaves(tree):
             if isinstance(one, torch.Tensor):
-                local = one.to_local() if isinstance(one, DTensor) else one
-                self.alive[local.untyped_storage()] = None
+                self.alive[local_of(one).untyped_storage()] = None
+
+
+PARAMETERS = "parameters"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer state"
+OTHER = "activations and buffers"
+
+
+class PeakByKind(StorageRecorder):
+    """A ``StorageRecorder`` that says of what the peak consisted.
+
+        with PeakByKind(model, optimizer) as memory:
+            train_step()
+        memory.at_peak  # {"parameters": 1200, "gradients": 1200, "optimizer state": 0, ...}
+
+    What a rank holds is what ``model`` and ``optimizer`` hold at that moment. All other storages, such as
+    activations, unsharded copies and buffers of collectives, are of the last kind. A storage that is used
+    twice, such as a tied weight or a bucket that gradients are views of, counts once.
+
+    Attributes:
+        at_peak: {kind: bytes} when the most bytes were alive, since the start or ``reset_peak``.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.at_peak: dict[str, int] = {}
+        super().__init__(list(model.parameters()) + list(model.buffers()))
+        self._remember(self._optimizer_state())
+        self.reset_peak()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+        before = self.peak
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        if self.peak > before:
+            self.at_peak = self.by_kind()
+        return result
+
+    def reset_peak(self) -> None:
+        super().reset_peak()
+        self.at_peak = self.by_kind()
+
+    def by_kind(self) -> dict[str, int]:
+        """{kind: bytes} of what is alive now."""
+        held: dict[str, list[torch.Tensor]] = {
+            PARAMETERS: list(self.model.parameters()),
+            GRADIENTS: [p.grad for p in self.model.parameters() if p.grad is not None],
+            OPTIMIZER: self._optimizer_state(),
+        }
+        kind_of = WeakIdKeyDictionary()
+        for kind, tensors in held.items():
+            for tensor in tensors:
+                kind_of[local_of(tensor).untyped_storage()] = kind
+        found = dict.fromkeys([*held, OTHER], 0)
+        for storage in self.alive:
+            found[kind_of.get(storage, OTHER)] += storage.nbytes()
+        return found
+
+    def _optimizer_state(self) -> list[torch.Tensor]:
+        if self.optimizer is None:
+            return []
+        return [one for one in tree_leaves(dict(self.optimizer.state)) if isinstance(one, torch.Tensor)]
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a ``DTensor``; any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
