@@ -1,5 +1,6 @@
 """A plain lab runs where nothing of ours can be imported: alone in a folder, as the command it shows does."""
 
+import re
 from pathlib import Path
 from shutil import copy
 
@@ -7,11 +8,13 @@ import pytest
 
 from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
-from tests.helpers import ROOT, Done
+from tests.helpers import ROOT, Done, command, torchrun_command
 from tests.rules.labs import command_of, exit_code_of, is_plain, starts_with_torchrun
 from tests.warm import warm_torchrun
 
 PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
+# What torchrun itself tells about a rank that has failed and is started again.
+LAUNCHER_SAYS = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic/.*\n", re.MULTILINE)
 BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
 LAB = '''"""A lab of the tests.
 
@@ -34,16 +37,17 @@ def run_alone(lab: Path, folder: Path) -> Done:
     alone = folder / "alone"
     alone.mkdir()
     copy(lab, alone)
-    launcher, option, ranks, _, *arguments = command_of(lab)
-    assert (launcher, option) == ("torchrun", "--standalone"), "launch this one for real"
-    return warm_torchrun(
-        alone / lab.name,
-        *arguments,
-        ranks=int(ranks.removeprefix("--nproc-per-node=")),
-        cwd=alone,
-        PYTHONPATH=str(blocked),
-        CUDA_VISIBLE_DEVICES="",
-    )
+    words = command_of(lab)
+    place = words.index(f"labs/{lab.name}")
+    launcher, option, ranks, *options = words[:place]
+    arguments = words[place + 1 :]
+    assert (launcher, option) == ("torchrun", "--standalone"), "this test cannot launch it"
+    count = int(ranks.removeprefix("--nproc-per-node="))
+    alone_there = {"cwd": alone, "PYTHONPATH": str(blocked), "CUDA_VISIBLE_DEVICES": ""}
+    if not options:
+        return warm_torchrun(alone / lab.name, *arguments, ranks=count, **alone_there)
+    done = command(*torchrun_command(alone / lab.name, count, *arguments, options=options), **alone_there)
+    return Done(done.args, done.returncode, LAUNCHER_SAYS.sub("", done.stdout))
 
 
 def problems_of(done: Done, code: int) -> list[str]:

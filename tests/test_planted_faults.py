@@ -13,6 +13,7 @@ from shared.tools.outputs import text_of
 from tests import faults
 from tests.faults import Fault
 from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
+from tests.rules.labs import BREAK_THE_SCRIPT
 from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
@@ -127,9 +128,12 @@ def test_words_that_prove_nothing_are_found():
 
 
 def planted(fault: Fault, folder: Path) -> Path:
-    """Copy the labs of the lesson into ``folder``, plant the fault, return the lab to run."""
-    for path in labs_of(fault.lesson):
-        copy(path, folder)
+    """Copy what the lab to run may import into ``folder``, plant the fault, return the lab to run."""
+    for lesson in (fault.lesson, fault.lab_to_run[:2]):
+        for path in labs_of(lesson):
+            copy(path, folder)
+    if f"lab_{fault.lab_to_run}".startswith(BREAK_THE_SCRIPT):
+        copy(LABS / "lab_10_train.py", folder)
     target = folder / f"lab_{fault.lab}.py"
     text = target.read_text(encoding="utf-8")
     target.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
