@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from tqdm import tqdm
 
 SAVED_AND_LEFT = 75  # EX_TEMPFAIL of sysexits.h: "try again later", and it goes on where it was
-MAY_CHANGE = (
+MAY_CHANGE = (  # when a run goes on: all options that do not decide what is learnt
     "checkpoints",
     "downloads",
     "keep",
@@ -111,7 +111,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--weight-decay", type=not_negative, default=1e-4)
     add("--clip", type=not_negative, default=1.0, help="highest norm of the gradient; 0: any")
     add("--augment", action="store_true", help="shift the images to train on at random")
-    add("--amp", choices=["bf16", "fp16"], help="compute in half precision where that is safe")
+    add(
+        "--amp",
+        nargs="?",
+        const="bf16",
+        choices=["bf16", "fp16"],
+        help="compute in half precision where that is safe; bf16 if no kind is named",
+    )
     add("--float64", action="store_true", help="compute in float64, to compare runs")
     add("--compile", action="store_true", help="compile the model with torch.compile")
     add("--seed", type=int, default=0)
@@ -572,6 +578,7 @@ class Checkpoints:
             try:
                 part.mkdir()
                 (part / "run.json").write_text(json.dumps(description), encoding="utf-8")
+                sync_to_disk(part / "run.json")
             except OSError as error:
                 problem = str(error)
         if not self.failed_anywhere(final, problem):
@@ -596,7 +603,7 @@ class Checkpoints:
             part.rename(final)
             sync_to_disk(self.folder)
             for old in self.complete()[self.options.keep :]:
-                shutil.rmtree(old)
+                shutil.rmtree(old.rename(old.with_suffix(".part")))  # half removed, it is not complete
         return self.succeeded
 
     def failed_anywhere(self, final: Path, problem: str) -> bool:
@@ -666,9 +673,9 @@ def last_line(error: BaseException) -> str:
     return lines[-1]
 
 
-def sync_to_disk(folder: Path) -> None:
-    """Have the names in a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_to_disk(path: Path) -> None:
+    """Have a file, or the names in a folder, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,17 +9,32 @@ import nbformat
 from shared.runtime.errors import InputError
 
 BLOCK = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
+HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@.*")
+HEADING = re.compile(r"(?:class|def) \w+")
+CONTEXT = 3  # lines around each change, as ``diff -u`` and ``git diff`` show
 
 
 def difference(before: str, after: str) -> str:
-    """What changes between two texts, in the form of ``diff --unified=0`` without the names of files."""
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
-    return _joined(lines[2:])
+    """What changes between two texts, as ``git diff`` shows it, without the names of files.
+
+    After ``@@`` stands the function or class in which the lines that follow begin. An empty line of the
+    context is empty here, too; git writes a blank.
+    """
+    old = before.splitlines()
+    lines = []
+    for line in list(difflib.unified_diff(old, after.splitlines(), n=CONTEXT, lineterm=""))[2:]:
+        hunk = HUNK.fullmatch(line)
+        if hunk:
+            line = f"{line} {_heading_above(old, int(hunk[1]))}"
+        lines.append(line.rstrip() if line.isspace() or hunk else line)
+    return _joined(lines)
 
 
 def apply(text: str, diff: str) -> str:
-    """Apply what ``difference`` returned. Raises ``InputError`` where ``text`` is not as the diff says."""
+    """Apply what ``difference`` returned.
+
+    Raises ``InputError`` where ``text`` is not as the diff says, in lines that go or in those around them.
+    """
     lines = text.splitlines()
     result: list[str] = []
     position = 0  # in lines
@@ -33,7 +48,9 @@ def apply(text: str, diff: str) -> str:
             position = start
         elif line.startswith("+"):
             result.append(line[1:])
-        elif line.startswith("-") and position < len(lines) and line[1:] == lines[position]:
+        elif line[:1] in ("-", " ", "") and position < len(lines) and line[1:] == lines[position]:
+            if not line.startswith("-"):
+                result.append(lines[position])
             position += 1
         else:
             raise InputError(f"the diff does not fit line {position + 1}: {line}")
@@ -50,11 +67,20 @@ def diffs_of(path: Path) -> list[str]:
 
 
 def versions(first: str, diffs: list[str]) -> list[str]:
-    """The script before the first step, and after each."""
+    """The script before the first diff, and after each."""
     texts = [first]
     for diff in diffs:
         texts.append(apply(texts[-1], diff))
     return texts
+
+
+def _heading_above(lines: list[str], number: int) -> str:
+    """The last function or class that begins at the left edge above line ``number``, or nothing."""
+    for line in reversed(lines[: max(0, number - 1)]):
+        heading = HEADING.match(line)
+        if heading:
+            return heading[0]
+    return ""
 
 
 def _joined(lines: list[str]) -> str:

@@ -1,7 +1,8 @@
 """Edit the steps of lesson 10 as whole files: unpack the notebook's diffs, change the files, pack them again.
 
-``python -m shared.tools.steps unpack FOLDER`` writes each step as a whole file. Change them there, so that
-the last one is the final script, then ``pack FOLDER`` puts their differences back into the notebook.
+``python -m shared.tools.steps unpack FOLDER`` writes the script after each diff as a whole file. Change them
+there, so that the last one is the final script, then ``pack FOLDER`` puts their differences back into the
+notebook. For one more diff, add an empty ```diff block to the notebook and one more file.
 """
 
 import argparse
@@ -20,11 +21,11 @@ FIRST = ROOT / "labs" / "lab_10_one_process.py"
 
 
 def unpack(folder: Path) -> None:
-    """Write ``step_0.py``, the script before the first diff, ``step_1.py`` and so on into ``folder``."""
+    """Write ``step_00.py``, the script before the first diff, ``step_01.py`` and so on into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = versions(FIRST.read_text(encoding="utf-8"), diffs_of(NOTEBOOK))
     for number, text in enumerate(texts):
-        (folder / f"step_{number}.py").write_text(text, encoding="utf-8")
+        (folder / f"step_{number:02}.py").write_text(text, encoding="utf-8")
 
 
 def pack(folder: Path) -> None:
