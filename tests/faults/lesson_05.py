@@ -39,7 +39,7 @@ FAULTS: list[Fault] = [
     Fault(
         "05_deadlock",
         "dist.send(mine, right, group=ring)",
-        "dist.isend(mine, right, group=ring)",
+        "request = dist.isend(mine, right, group=ring)",  # a handle that is kept, or the message may get lost
         "the messages arrived, but the ranks should have waited for each other",
     ),
 ]

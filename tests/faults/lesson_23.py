@@ -7,7 +7,7 @@ FAULTS: list[Fault] = [
         "23_rpc",
         "rank = rpc.rpc_sync(there, who)",
         "rank = who()",
-        "three calls to worker1 gave",
+        "three calls to worker",
         run="23_calls",
     ),
     Fault("23_calls", "if len(here) == guests:", "if len(here) >= 1:", "meet() answered when only"),
