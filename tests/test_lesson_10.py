@@ -1,20 +1,17 @@
-"""The steps of lesson 10 give its script, faulty batch norms are found, and images come as described."""
+"""The steps of lesson 10 give its script, each of them runs, and faulty batch norms are found."""
 
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from shared.runtime import diffs
 from shared.runtime.errors import InputError
 from shared.runtime.options import Options, positive
 from shared.tools import steps
-from shared.training.image_models import image_classifier
-from shared.training.image_sets import load_image_sets, random_shift
 from shared.training.sync_batch_norm import convert_batch_norm
 from tests.helpers import ROOT, SCRIPTS
-from tests.warm import warm_torchrun
+from tests.warm import Job, run_jobs, warm_torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 DIFFS = diffs.diffs_of(steps.NOTEBOOK)
@@ -22,7 +19,7 @@ VERSIONS = diffs.versions(steps.FIRST.read_text(encoding="utf-8"), DIFFS)
 
 
 def test_the_steps_reproduce_the_script():
-    assert len(VERSIONS) == 7
+    assert len(VERSIONS) == 16
     assert VERSIONS[-1] == TRAIN.read_text(encoding="utf-8")
     assert [diffs.difference(*pair) for pair in zip(VERSIONS, VERSIONS[1:], strict=False)] == DIFFS
 
@@ -35,20 +32,32 @@ def test_a_difference_applied_gives_what_came_after(before: str, after: str):
     assert diffs.apply(before, diffs.difference(before, after)) == after
 
 
-def test_a_step_that_does_not_fit_is_found():
-    with pytest.raises(InputError, match="the diff does not fit line 2: -b"):
-        diffs.apply("a\nB\nc\n", diffs.difference("a\nb\nc\n", "a\nx\nc\n"))
+def test_a_difference_shows_three_lines_around_a_change_and_where_it_is():
+    before = "def f():\n" + "".join(f"    {number}\n" for number in range(9))
+    assert diffs.difference(before, before.replace("5", "five")) == (
+        "@@ -4,7 +4,7 @@ def f\n     2\n     3\n     4\n-    5\n+    five\n     6\n     7\n     8\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a\nB\nc\n", "line 2: -b"), ("A\nb\nc\n", "line 1:  a"), ("a\nb\n", "line 3:  c")],
+)
+def test_a_difference_that_does_not_fit_is_found(text: str, expected: str):
+    with pytest.raises(InputError, match=f"the diff does not fit {expected}"):
+        diffs.apply(text, diffs.difference("a\nb\nc\n", "a\nx\nc\n"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, 6))
-def test_the_script_runs_after_each_step(number: int, tmp_path: Path):
-    script = tmp_path / f"step_{number}.py"
-    script.write_text(VERSIONS[number], encoding="utf-8")
-    done = warm_torchrun(script, "--steps", "2")
-    assert done.returncode == 0, done.stdout
-    assert "epoch 1: loss " in done.stdout
-    assert "in all" in done.stdout
+def test_the_script_runs_after_each_difference(tmp_path: Path):
+    jobs = []
+    for number, text in enumerate(VERSIONS[:-1]):
+        script = tmp_path / f"step_{number:02}.py"
+        script.write_text(text, encoding="utf-8")
+        jobs.append(Job(script, ("--epochs", "1"), ranks=0 if number == 0 else 2))
+    for number, done in enumerate(run_jobs(jobs)):
+        assert done.returncode == 0, f"{number}: {done.stdout}"
+        assert done.stdout.count('"epoch": 1') == 1, f"{number}: {done.stdout}"
 
 
 @pytest.mark.slow
@@ -70,53 +79,6 @@ def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None, tmp_path
 def test_what_our_batch_norm_does_not_do_is_refused():
     with pytest.raises(ValueError, match="only with affine"):
         convert_batch_norm(nn.Sequential(nn.BatchNorm1d(3, affine=False)))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    from PIL import Image
-
-    for part, count in (("train", 3), ("test", 1)):
-        for shade, name in ((40, "dark"), (200, "light")):
-            target = tmp_path / part / name
-            target.mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (20, 12), (shade, shade, shade)).save(target / f"{number}.png")
-    return tmp_path
-
-
-def test_a_folder_of_images_is_read(folder: Path):
-    data = load_image_sets(str(folder), side=8, augment=True)
-    assert (len(data.train), len(data.test), data.channels, data.classes) == (6, 2, 3, 2)
-    image, label = data.test[1]
-    assert (image.shape, image.dtype, label) == ((3, 8, 8), torch.float32, 1)
-    assert (image.min() - 200 / 255).abs() < 1e-6
-
-
-def test_a_folder_without_images_is_told_in_one_line(tmp_path: Path):
-    with pytest.raises(InputError, match="must hold images as train/CLASS"):
-        load_image_sets(str(tmp_path))
-
-
-def test_a_folder_with_other_classes_to_test_is_told_in_one_line(folder: Path):
-    (folder / "test" / "light").rename(folder / "test" / "bright")
-    with pytest.raises(InputError, match="train holds the classes"):
-        load_image_sets(str(folder))
-
-
-def test_images_are_shifted_only_when_asked():
-    plain, shifted = load_image_sets("digits"), load_image_sets("digits", augment=True)
-    assert torch.equal(plain.train[0][0], plain.train[0][0])
-    assert len({tuple(shifted.train[0][0].flatten().tolist()) for _ in range(50)}) > 3
-    assert torch.equal(shifted.test[5][0], plain.test[5][0])
-    assert random_shift(torch.ones(1, 28, 28)).shape == (1, 28, 28)
-
-
-@pytest.mark.parametrize(
-    ("name", "channels", "side"), [("convnet", 1, 8), ("convnet", 3, 64), ("resnet18", 1, 32)]
-)
-def test_the_models_take_images_of_any_size(name: str, channels: int, side: int):
-    assert image_classifier(name, channels, classes=7)(torch.rand(2, channels, side, side)).shape == (2, 7)
 
 
 def test_help_is_printed_by_rank_0_only(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
