@@ -149,6 +149,11 @@ def test_what_begins_in_cpp_is_seen(recorded: list[dict]):
 
 
 @pytest.mark.slow
+def test_what_a_dtensor_does_within_an_operation_is_seen(recorded: list[dict]):
+    assert [call[:2] for call in recorded[0]["hooks"]["DTensor"]] == [["all_reduce", 20]]
+
+
+@pytest.mark.slow
 def test_object_collectives_are_what_they_are_made_of(recorded: list[dict]):
     assert recorded[0]["object"] == ["all_gather", "all_gather"]  # lengths, then texts
 

@@ -5,6 +5,7 @@ and those that DDP or FSDP begin in C++. A dispatch mode sees them all. It sees 
 went out: ``shared.comm.kernel`` counts that, and a test holds the two against each other.
 """
 
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -115,6 +116,10 @@ class CommRecord(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
         kwargs = kwargs or {}
+        if any(_is_dtensor(kind) for kind in types):
+            return (
+                NotImplemented  # DTensor takes it apart, and this mode sees the collectives among the parts
+            )
         if func.namespace in NAMESPACES and not NAMES_A_GROUP.isdisjoint(_parameters(func)):
             self.note(_call(func, args, kwargs))
         return func(*args, **kwargs)
@@ -196,6 +201,11 @@ def least_bytes(op: str, size: int, ranks: int) -> float:
         "barrier": 0,
     }
     return factors[op] * size
+
+
+def _is_dtensor(kind: type) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # imported only here and there: that takes a second
+    return module is not None and issubclass(kind, module.DTensor)
 
 
 def _parameters(func) -> list[str]:  # noqa: ANN001

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.kernel import wire_bytes
@@ -101,6 +102,10 @@ def from_cpp(group: Group) -> dict[str, list]:
     with record() as log:
         unit(torch.ones(2, 8)).sum().backward()
     found["FSDP"] = seen(log)
+    summand = DTensor.from_local(torch.ones(5), unit.weight.device_mesh, [Partial()])
+    with record() as log:
+        summand.relu()  # needs the sum: DTensor calls for it inside of the operation
+    found["DTensor"] = seen(log)
     return found
 
 
