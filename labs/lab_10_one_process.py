@@ -7,6 +7,7 @@ Written by:  notebooks/10_training_template.ipynb
 import argparse
 import gzip
 import json
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -206,6 +207,8 @@ def train(options: argparse.Namespace) -> None:
             loss_sum += trainer.train_step(images, labels)
             bar.update()
         loss = loss_sum.item() / (batches.steps * options.batch_size)
+        if not math.isfinite(loss):
+            raise Refused(f"epoch {epoch + 1}: the loss is not finite; try a lower --lr")
         share, seen = evaluate(trainer, to_test)
         line = {"epoch": epoch + 1, "loss": round(loss, 6), "accuracy": round(share, 4), "images": seen}
         bar.write(json.dumps(line), file=sys.stdout)

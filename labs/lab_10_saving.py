@@ -91,11 +91,13 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
     after_step_2 = one.state()
     with writer(wait_at_the_gate):
         one.checkpoints.save(one.trainer)
-        expect("while it is written", names(folder), ["step_00000002.part"])
-        expect("to go on from", one.checkpoints.complete(), [])
-        one.steps(1)
-        print_on_rank_0("step 3 is done meanwhile")
-        gate.set()
+        try:
+            expect("while it is written", names(folder), ["step_00000002.part"])
+            expect("to go on from", one.checkpoints.complete(), [])
+            one.steps(1)
+            print_on_rank_0("step 3 is done meanwhile")
+        finally:
+            gate.set()
         one.checkpoints.finish()
     expect("when it is written", names(folder), ["step_00000002"])
     return after_step_2

@@ -116,6 +116,13 @@ def bench_ring(repeats: int) -> None:
                 print(f"  {ranks} ranks, {size >> 20:3} MiB: {statistics.median(column):.2f}")
 
 
+def bench_script(ranks: int = 2) -> None:
+    """The training script's loop beside a bare one; it takes turns by itself."""
+    print(f"\ntraining script of lesson 10, {ranks} ranks", flush=True)
+    launcher = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
+    subprocess.run([*launcher, "-m", "shared.training.bench_train"], cwd=ROOT, check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure helpers, labs, notebooks and the ring.")
     parser.add_argument("--repeats", type=positive, default=3, help="runs of each command; the median counts")
@@ -127,6 +134,7 @@ def main() -> int:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first run")
     bench_helper(repeats)
     bench_ring(repeats)
+    bench_script()
     bench_lessons(repeats)
     return 0
 
