@@ -17,31 +17,81 @@ FAULTS: list[Fault] = [
         "the atomic save must leave no torn file",
         ranks=0,
     ),
+    # The lab that kills the script sees each file: one that is not watched is noticed.
+    Fault(
+        "11_kill",
+        "io.open = self.watched_open(io.open)",
+        "pass",
+        "came about unseen",
+        run="11_kill_train",
+        ranks=0,
+    ),
+    Fault(
+        "11_kill_train",
+        "resumed = launch(folder, cfg, case.ranks_then)",
+        'resumed = launch(folder.with_name("elsewhere"), cfg, case.ranks_then)',
+        "does not go on",
+        ranks=0,
+    ),
+    # What the script itself must not do. A checkpoint that is half removed must not look complete.
+    Fault(
+        "10_train",
+        'shutil.rmtree(old.rename(old.with_suffix(".part")))  # half removed, it is not complete',
+        "shutil.rmtree(old)",
+        "looks complete and is not",
+        run="11_kill_train",
+        ranks=0,
+    ),
+    # Old ones go before the new one is there.
+    Fault(
+        "10_train",
+        "        if not final.exists():\n",
+        """        if self.ranks.rank == 0:
+            for old in self.complete()[self.options.keep - 1 :]:
+                shutil.rmtree(old)
+        if not final.exists():
+""",
+        "the newest checkpoint is",
+        run="11_kill_train",
+        ranks=0,
+    ),
     Fault(
         "11_other_size",
-        '(path / ".metadata").exists()]',
-        "path.is_dir()]",
+        'if path.suffix != ".part"]',
+        "if path.is_dir()]",
         "global metadata read failed",
         before=("11_shards",),
     ),
     Fault(
         "11_rank0",
-        "path.unlink(missing_ok=True)",
-        "pass",
-        "no file: loads, and notices nothing",
+        "    read(model, path, device)\n    dist.barrier()",
+        "    if dist.get_rank() == 0:\n        read(model, path, device)\n    dist.barrier()",
+        "rank 1 has loaded other parameters than it trained",
     ),
     Fault(
         "11_resume",
-        "for name in set(PARTS[:3]) - {forget}:",
-        "for name in set(PARTS[:2]) - {forget}:",
-        "resumed without any loss: other losses at steps",
-        before=("11_resume", "--be-killed"),
+        'it.scheduler.load_state_dict(saved["scheduler"])',
+        "it.scheduler.step()",
+        "nothing forgotten: other losses at steps",
     ),
     Fault(
         "11_shards",
-        'timed(torch.save, whole, folder / "plain.pt")',
-        'timed(torch.save, {n: t.double() for n, t in whole.items()}, folder / "plain.pt")',
-        "bytes of numbers",
+        'torch.save(whole, folder / "plain.pt")',
+        'torch.save({n: t.double() for n, t in whole.items()}, folder / "plain.pt")',
+        "bytes were written for",
+    ),
+    # A save that training waits for.
+    Fault(
+        "11_shards",
+        "future = dcp.async_save(state, storage_writer=writer, async_stager=stager, process_group=own_group)",
+        "future = dcp.save(state, storage_writer=writer, process_group=own_group)",
+        "nobody has opened the gate",
+    ),
+    Fault(
+        "11_too_early",
+        "path.unlink(missing_ok=True)",
+        "pass",
+        "no file: loads, and notices nothing, expected",
     ),
 ]
 

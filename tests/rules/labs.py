@@ -24,8 +24,6 @@ BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN = {
-    "11": "lab_11_rank0",
-    "12": "lab_12_skew",
     "13": "lab_13_try_except",
 }
 

@@ -15,12 +15,14 @@ from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
 SIZE = 100_000
+SMALL = 1_000  # fits into the buffer of a file
 KILLS = 24
+LIMIT_S = 30
 AUDITED = {"open": "open", "os.link": "os.link", "os.remove": "os.remove", "os.rename": "os.replace"}
 
 
-def checkpoint(number: int) -> bytes:
-    return bytes([number]) * SIZE
+def checkpoint(number: int, size: int = SIZE) -> bytes:
+    return bytes([number]) * size
 
 
 def left_at(path: Path) -> str:
@@ -28,12 +30,17 @@ def left_at(path: Path) -> str:
     if not path.exists():
         return "is missing"
     data = path.read_bytes()
-    whole = bool(data) and data == checkpoint(data[0])
-    return f"holds save {data[0]}" if whole else f"holds {len(data):,} of {SIZE:,} bytes"
+    if len(data) in (SIZE, SMALL) and data == checkpoint(data[0], len(data)):
+        return f"holds save {data[0]}"
+    return f"holds {len(data):,} of {SIZE:,} bytes"
 
 
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+def is_torn(path: Path) -> bool:
+    return left_at(path).endswith("bytes")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 class Watch:
@@ -42,20 +49,43 @@ class Watch:
     def __init__(self, answer: ModuleType, latest: Path, kill_at: int | None) -> None:
         self.folder = latest.parent
         self.latest = latest
+        self.previous = latest.with_name("previous.pt")
         self.kill_at = kill_at
         self.steps = 0
-        self.seen = None
-        self.changes = []
+        self.seen: object = None
+        self.changes: list[int] = []  # steps before which something on the disk has changed
         self.busy = False
-        self.fsync = os.fsync
         self.call = "nothing"
-        self.faults = []
-        self.synced = {}
+        self.faults: list[str] = []
+        self.synced = {latest.stat().st_ino: latest.stat().st_size}  # {inode: bytes on the disk}
         self.folder_synced = False
         sys.addaudithook(self.audit)
-        for module in (os, answer):
-            for name in [name for name, value in vars(module).items() if value is self.fsync]:
-                setattr(module, name, self.note_fsync)
+        self.replace_in(answer, "fsync", self.noting(os.fsync))
+        self.replace_in(answer, "fdatasync", self.noting(os.fdatasync))
+        self.replace_in(answer, "sync", self.note_sync)
+
+    def replace_in(self, answer: ModuleType, name: str, new: object) -> None:
+        """Have the answer call ``new`` for ``os.NAME``, however it has imported that."""
+        real = getattr(os, name)
+        setattr(os, name, new)
+        for its_name, value in list(vars(answer).items()):
+            if value is real:
+                setattr(answer, its_name, new)
+
+    def noting(self, real: object) -> object:
+        def flush(file) -> None:
+            real(file)
+            about = os.fstat(file if isinstance(file, int) else file.fileno())
+            self.synced[about.st_ino] = about.st_size
+            self.folder_synced |= stat.S_ISDIR(about.st_mode)
+
+        return flush
+
+    def note_sync(self) -> None:
+        """``os.sync`` writes all that the system holds; on Linux it returns when that is done."""
+        for path in self.folder.iterdir():
+            self.synced[path.stat().st_ino] = path.stat().st_size
+        self.folder_synced = True
 
     def audit(self, event: str, arguments: tuple) -> None:
         if self.busy or event not in AUDITED:
@@ -68,15 +98,20 @@ class Watch:
                 self.faults.append("writes outside of the folder; os.replace works within one file system")
         elif event == "os.rename":
             self.folder_synced = False
-            about = Path(arguments[0]).stat()
-            if Path(arguments[1]) == self.latest and self.synced.get(about.st_ino) != about.st_size:
-                self.faults.append("latest.pt gets its name before os.fsync: a power cut may leave it empty")
+            if Path(arguments[1]).absolute() == self.latest:
+                self.check_flushed(Path(arguments[0]), "latest.pt gets its name")
+        elif event == "os.link":
+            self.folder_synced = False
 
-    def note_fsync(self, file) -> None:
-        self.fsync(file)
-        about = os.fstat(file if isinstance(file, int) else file.fileno())
-        self.synced[about.st_ino] = about.st_size
-        self.folder_synced |= stat.S_ISDIR(about.st_mode)
+    def check_flushed(self, path: Path, when: str) -> None:
+        """Note a fault if the bytes at ``path`` are not on the disk."""
+        size = path.stat().st_size
+        synced = self.synced.get(path.stat().st_ino)
+        if synced is None:
+            self.faults.append(f"{when} before os.fsync: a power cut may leave it empty")
+        elif synced != size:
+            why = "Python still held the rest, see file.flush()"
+            self.faults.append(f"{when} when os.fsync has seen {synced:,} of its {size:,} bytes: {why}")
 
     def trace(self, frame, event: str, _):
         """Called before each instruction of the answer and of the Python code that it calls."""
@@ -86,77 +121,100 @@ class Watch:
             if self.steps == self.kill_at:
                 (self.folder.parent / "report").write_text(json.dumps({"call": self.call}))
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.kill_at is None and self.seen != (now := (left_at(self.latest), names_in(self.folder))):
-                self.changes.append(self.steps)
+            if self.kill_at is None:
+                now = (left_at(self.latest), left_at(self.previous), names_in(self.folder))
+                if now != self.seen:
+                    self.changes.append(self.steps)
                 self.seen = now
             self.steps += 1
         self.busy = False
         return self.trace
 
+    def save(self, answer: ModuleType, data: bytes) -> dict:
+        """Let the answer save, and report."""
+        error = ""
+        sys.settrace(self.trace)
+        try:
+            answer.save(data, self.latest)
+        except BaseException as problem:
+            error = f"{type(problem).__name__}: {problem}".replace(str(self.folder), "")
+        sys.settrace(None)
+        self.busy = True
+        if not error and self.previous.exists():
+            self.check_flushed(self.previous, "previous.pt is there when save returns, but was written")
+        if not error and not self.folder_synced:
+            self.faults.append("the folder is not flushed after the last os.replace: the name may be lost")
+        return {"steps": self.steps, "changes": self.changes, "faults": self.faults, "error": error}
 
-def save_in_child(answer: ModuleType, number: int, latest: Path, kill_at: int | None = None) -> dict:
+
+def save_in_child(answer: ModuleType, data: bytes, latest: Path, kill_at: int | None = None) -> dict:
     """Let a child process save, and die at step ``kill_at``; return what it reports."""
     report = latest.parent.parent / "report"
     warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: this child uses none
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
-        watch = Watch(answer, latest, kill_at)
-        error = ""
-        sys.settrace(watch.trace)
-        try:
-            answer.save(checkpoint(number), latest)
-        except BaseException as problem:
-            error = f"{type(problem).__name__}: {problem}".replace(str(watch.folder), "")
-        sys.settrace(None)
-        watch.busy = True
-        told = {name: getattr(watch, name) for name in ("steps", "changes", "faults", "folder_synced")}
-        report.write_text(json.dumps(told | {"error": error}))
+        signal.alarm(LIMIT_S)
+        said = Watch(answer, latest, kill_at).save(answer, data)
+        report.write_text(json.dumps(said))
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == -signal.SIGALRM:
+        raise Wrong(f"save took more than {LIMIT_S} s")
     if code not in (0, -signal.SIGKILL):
-        raise Wrong(f"save ended its process with exit code {code} (-14: it took more than 30 s)")
+        raise Wrong(f"save ended its process with exit code {code}")
     return json.loads(report.read_text())
 
 
 def complete_save(
-    answer: ModuleType, number: int, latest: Path, when: str, kill_at: int | None = None
+    answer: ModuleType, data: bytes, latest: Path, when: str, kill_at: int | None = None
 ) -> dict:
+    """A save that nobody kills. It must leave both checkpoints, on the disk."""
     before = left_at(latest)
     previous = latest.with_name("previous.pt")
-    report = save_in_child(answer, number, latest, kill_at)
+    report = save_in_child(answer, data, latest, kill_at)
     if report["error"].startswith("NotImplementedError"):
         raise NotImplementedError
-    if report["error"] or report["faults"]:
-        raise Wrong(f"{when}: {report['error'] or report['faults'][0]}")
-    if left_at(latest) != f"holds save {number}" or left_at(previous) != before:
+    if report["error"]:
+        raise Wrong(f"{when}: {report['error']}")
+    if left_at(latest) != f"holds save {data[0]}" or left_at(previous) != before:
         found = f"latest.pt {left_at(latest)}, previous.pt {left_at(previous)}"
-        raise Wrong(f"{when}: {found}; expected are {number} and {before.removeprefix('holds save ')}")
-    if not report["folder_synced"]:
-        raise Wrong(f"{when}: the folder is not flushed after the last os.replace: the name may be lost")
+        raise Wrong(f"{when}: {found}; expected are {data[0]} and {before.removeprefix('holds save ')}")
+    if report["faults"]:
+        raise Wrong(f"{when}: {report['faults'][0]}")
     return report
+
+
+def moments_of(report: dict) -> list[int]:
+    """Steps at which to kill: each at which a file had changed, and others by chance."""
+    moments = set(report["changes"])
+    others = sorted({*range(report["steps"])} - moments)
+    random.Random(11).shuffle(others)
+    moments |= set(others[: max(0, KILLS - len(moments))])
+    return sorted(moments)
 
 
 def verify(answer: ModuleType, group: Group) -> str:
     with tempfile.TemporaryDirectory() as name:
         latest = Path(name).resolve() / "checkpoints" / "latest.pt"
+        previous = latest.with_name("previous.pt")
         latest.parent.mkdir()
         latest.write_bytes(checkpoint(1))
-        report = complete_save(answer, 2, latest, "a save that nobody disturbs")
-        # Kill at each moment at which a file changed, and at others by chance; the ranks share them.
-        moments = set(report["changes"])
+        report = complete_save(answer, checkpoint(2), latest, "a save that nobody disturbs")
+        complete_save(answer, checkpoint(6, SMALL), latest, "a save of 1,000 bytes", -1)
         tried = []
-        steps = sorted({*range(report["steps"])} - moments)
-        random.Random(11).shuffle(steps)
-        moments |= set(steps[: max(0, KILLS - len(moments))])
-        for moment in sorted(moments)[group.rank :: group.world_size]:
+        moments = moments_of(report)
+        for moment in moments[group.rank :: group.world_size]:  # the ranks share them
+            latest.unlink()
             latest.write_bytes(checkpoint(3))
-            report = save_in_child(answer, 4, latest, kill_at=moment)
+            report = save_in_child(answer, checkpoint(4), latest, kill_at=moment)
+            where = f"killed after {report.get('call', 'its end')}"
             if left_at(latest) not in ("holds save 3", "holds save 4"):
-                raise Wrong(f"killed after {report.get('call', 'its end')}: latest.pt {left_at(latest)}")
-            if (names := names_in(latest.parent)) not in tried:  # also over what this kill left lying about
-                when = f"a save after one killed after {report.get('call', 'its end')}"
-                complete_save(answer, 5, latest, when, -1)
+                raise Wrong(f"{where}: latest.pt {left_at(latest)}")
+            if is_torn(previous):
+                raise Wrong(f"{where}: previous.pt {left_at(previous)}")
+            names = names_in(latest.parent)
+            if names not in tried:  # also over what this kill left lying about
+                complete_save(answer, checkpoint(5), latest, f"a save after one {where}", -1)
                 tried.append(names)
     return f"latest.pt was whole after each of {len(moments)} kills, and the next save worked. Well done."
 

@@ -7,9 +7,10 @@ from pathlib import Path
 def save(data: bytes, latest: Path) -> None:
     """Write ``data`` to ``latest``, and keep what was there as ``previous.pt`` in the same folder.
 
-    ``latest`` exists before the call, ``previous.pt`` may or may not. A process killed at any moment leaves
-    a whole checkpoint at ``latest``, the old or the new, and the next call works. On return ``latest``
-    holds ``data``, ``previous.pt`` holds the checkpoint before, and both are on the disk.
+    ``latest`` is on the disk before the call, ``previous.pt`` may or may not exist. A process killed at any
+    moment leaves a whole checkpoint at ``latest``, the old or the new, and the next call works. It may leave
+    no ``previous.pt``, but never a torn one. On return ``latest`` holds ``data``, ``previous.pt`` holds the
+    checkpoint before, and both are on the disk with their names.
     """
     previous = latest.with_name("previous.pt")
     # solution: begin

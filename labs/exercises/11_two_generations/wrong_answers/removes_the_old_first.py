@@ -2,7 +2,6 @@
 """Makes room for the new checkpoint before putting it there."""
 
 import os
-import shutil
 from pathlib import Path
 
 
@@ -12,7 +11,10 @@ def save(data: bytes, latest: Path) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    shutil.copyfile(latest, latest.with_name("previous.pt"))
+    spare = latest.with_name("spare.tmp")
+    spare.unlink(missing_ok=True)
+    os.link(latest, spare)
+    spare.replace(latest.with_name("previous.pt"))
     latest.unlink()
     new.replace(latest)
     folder = os.open(latest.parent, os.O_RDONLY)

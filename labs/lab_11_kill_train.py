@@ -1,0 +1,267 @@
+"""Kill labs/lab_10_train.py at every moment of a save, start it again, and compare it with an unbroken run.
+
+Run it:      python labs/lab_11_kill_train.py
+Written by:  notebooks/11_checkpoints.ipynb
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NoReturn
+
+import lab_10_train
+import torch
+import torch._dynamo  # else each fork imports it for its optimizer
+import torch.distributed.checkpoint as dcp
+from lab_11_kill import Moment, Moments
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.utils.data import Subset
+
+from shared.runtime.errors import CourseError
+from shared.runtime.ports import HERE, free_port
+from shared.runtime.run import die_with_launcher, run
+
+FORK = get_context("fork")  # a fork has imported torch already
+
+
+@dataclass(frozen=True)
+class Config:
+    images: int = 240  # few, so that a run is short
+    batch_size: int = 16  # 15 steps
+    save_every: int = 5
+    tolerance: float = 1e-12  # largest difference of two runs in float64
+    at_once: int = 2  # runs side by side
+    limit_s: int = 120  # for one run, so that a hang ends
+
+
+BEFORE = "step_00000005"  # complete when the save begins that is killed
+KILLED = "step_00000010"  # the checkpoint whose save is killed
+NEXT = "step_00000015"  # the last one
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kill of rank ``victim`` of ``ranks``, then a second run on another number of ranks."""
+
+    moment: Moment
+    newest: str  # the checkpoint to go on from
+    ranks: int = 1
+    victim: int = 0
+    ranks_then: int = 1
+
+    @property
+    def where(self) -> str:
+        change, times = self.moment
+        of = f", rank {self.victim} of {self.ranks}" if self.ranks > 1 else ""
+        return f"{change} ({times}){of}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run of the script: the exit codes of its ranks, and what they printed."""
+
+    codes: list[int]
+    said: str
+
+
+def load_few_images(cfg: Config) -> None:
+    """Have the script train on a few digits, which its forks find in memory."""
+    data = lab_10_train.digits()
+    train = Subset(data.train, range(cfg.images))
+    test = Subset(data.test, range(cfg.images // 4))
+    few = replace(data, train=train, test=test)
+    lab_10_train.digits = lambda: few
+
+
+def be_rank(rank: int, ranks: int, port: int, arguments: list[str], moments: Moments, log: Path) -> NoReturn:
+    """In a fork: be this rank of the script, as torchrun starts it, and end with its exit code."""
+    code = 1
+    try:
+        die_with_launcher()
+        with log.open("a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        if ranks > 1:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
+            os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
+        moments.watch()
+        code = lab_10_train.main(arguments)
+        log.with_suffix(f".{rank}.json").write_text(json.dumps(moments.seen))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def launch(folder: Path, cfg: Config, ranks: int = 1, keep: int = 1, case: Case | None = None) -> Ended:
+    """Run the script on forks of this process. When one dies, end the others, as torchrun does."""
+    log = folder.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    arguments = f"--epochs 1 --batch-size {cfg.batch_size} --augment --float64 --keep {keep}".split()
+    arguments += ["--save-every", str(cfg.save_every), "--checkpoints", str(folder)]
+    port = free_port() if ranks > 1 else 0
+    started = {}
+    for rank in range(ranks):
+        kill_at = case.moment if case and case.victim == rank else None
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(cfg.limit_s)
+            be_rank(rank, ranks, port, arguments, Moments(folder, kill_at), log)
+        started[pid] = rank
+    codes = {}
+    while len(codes) < ranks:
+        pid, status = os.wait()
+        codes[started[pid]] = os.waitstatus_to_exitcode(status)
+        for other, rank in started.items():
+            if codes[started[pid]] != 0 and rank not in codes:
+                os.kill(other, signal.SIGTERM)
+    return Ended([codes[rank] for rank in range(ranks)], log.read_text())
+
+
+def values_in(file: Path) -> dict[str, object]:
+    """{name: tensor or number} of all that a file of torch.save holds, in nested dictionaries."""
+    values = {}
+    waiting = [("", torch.load(file, weights_only=True))]
+    while waiting:
+        prefix, content = waiting.pop()
+        for name, value in content.items():
+            if isinstance(value, dict):
+                waiting.append((f"{prefix}{name}.", value))
+            else:
+                values[f"{prefix}{name}"] = value
+    return values
+
+
+def as_one_file(folder: Path) -> Path:
+    """A checkpoint of DCP as a file of torch.save, beside it."""
+    file = folder.with_suffix(".pt")
+    dcp_to_torch_save(folder, file)
+    return file
+
+
+def difference(folder: Path, expected: Path) -> float:
+    """The largest difference between a checkpoint and the file that holds what it should be."""
+    file = as_one_file(folder)
+    ours = values_in(file)
+    theirs = values_in(expected)
+    file.unlink()
+    if ours.keys() != theirs.keys():
+        raise CourseError(f"{folder.name} holds other names than that of the unbroken run")
+    tensors = [name for name, value in ours.items() if isinstance(value, torch.Tensor)]
+    return max((ours[name] - theirs[name]).abs().max().item() for name in tensors)
+
+
+def complete_in(folder: Path) -> list[str]:
+    """Names of the checkpoints that the script takes for complete, the oldest first."""
+    return sorted(path.name for path in folder.glob("step_*") if not path.suffix)
+
+
+def kill_and_go_on(case: Case, unbroken: Path, cfg: Config) -> float:
+    """Kill a run, look at what it leaves, let a second run end it; return how far it is from the unbroken."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve() / "checkpoints"
+        killed = launch(folder, cfg, case.ranks, case=case)
+        if killed.codes[case.victim] != -signal.SIGKILL:
+            raise CourseError(f"{case.where}: was to be killed there: {killed.codes}\n{killed.said}")
+        left = complete_in(folder)
+        for checkpoint in left:
+            try:
+                distance = difference(folder / checkpoint, unbroken / f"{checkpoint}.pt")
+            except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception
+                what = type(error).__name__
+                raise CourseError(f"{case.where}: {checkpoint} looks complete and is not: {what}") from None
+            if distance > cfg.tolerance:
+                raise CourseError(f"{case.where}: {checkpoint} holds other values than were saved")
+        newest = left[-1] if left else "none"
+        if newest != case.newest:
+            raise CourseError(f"{case.where}: the newest checkpoint is {newest}, not {case.newest}")
+        resumed = launch(folder, cfg, case.ranks_then)
+        if resumed.codes != [0] * case.ranks_then or f"going on from {case.newest}\n" not in resumed.said:
+            raise CourseError(f"{case.where}: does not go on: {resumed.codes}\n{resumed.said}")
+        if sorted(path.name for path in folder.iterdir()) != [NEXT]:
+            raise CourseError(f"{case.where}: is left: {sorted(path.name for path in folder.iterdir())}")
+        distance = difference(folder / NEXT, unbroken / f"{NEXT}.pt")
+        if distance > cfg.tolerance:
+            raise CourseError(f"{case.where}: ends {distance:.1e} from the unbroken run")
+        return distance
+
+
+def moments_of_one_save(seen: list[Moment]) -> list[Moment]:
+    """All changes of the disk by one save; of the writes into a file the first, the middle and the last."""
+    begin = seen.index((f"mkdir {KILLED}.part", 1))
+    end = seen.index((f"mkdir {NEXT}.part", 1))
+    writes = {}
+    for change, times in seen[begin:end]:
+        if change.startswith("write"):
+            writes[change] = times
+    chosen = []
+    for change, times in seen[begin:end]:
+        if change not in writes or times in (1, (writes[change] + 1) // 2, writes[change]):
+            chosen.append((change, times))
+    return in_one_order(chosen)
+
+
+def in_one_order(moments: list[Moment]) -> list[Moment]:
+    """Files of a folder are removed one after the other, in an order that the file system decides."""
+    removals = [moment for moment in moments if moment[0].startswith("unlink")]
+    first = moments.index(removals[0])
+    others = [moment for moment in moments if moment not in removals]
+    return [*others[:first], *sorted(removals), *others[first:]]
+
+
+def cases_of(seen: list[Moment]) -> list[Case]:
+    """A kill of one process at every moment; then some of one rank of two, which three or one go on from."""
+    cases = []
+    newest = BEFORE
+    for moment in moments_of_one_save(seen):
+        cases.append(Case(moment, newest))
+        if moment == (f"rename {KILLED}", 1):  # from here on the new one counts
+            newest = KILLED
+    of_rank_1 = f"{KILLED}.part/__1_0.distcp"
+    cases.append(Case((f"open {of_rank_1}", 1), BEFORE, ranks=2, victim=1, ranks_then=3))
+    cases.append(Case((f"fsync {of_rank_1}", 1), BEFORE, ranks=2, victim=1, ranks_then=1))
+    cases.append(Case((f"rename {KILLED}.part/.metadata", 1), BEFORE, ranks=2, victim=0, ranks_then=3))
+    cases.append(Case((f"rename {BEFORE}.part", 1), KILLED, ranks=2, victim=0, ranks_then=1))
+    return cases
+
+
+def check_that_nothing_escapes(seen: list[Moment], folder: Path) -> None:
+    """Each file of the last checkpoint was seen when it was opened, or when it got its name."""
+    for path in (folder / NEXT).iterdir():
+        names = [(f"{what} {NEXT}.part/{path.name}", 1) for what in ("open", "rename")]
+        if not set(names) & set(seen):
+            raise CourseError(f"{path.name} came about unseen")
+
+
+def main(cfg: Config) -> None:
+    torch.set_num_threads(1)
+    load_few_images(cfg)
+    with tempfile.TemporaryDirectory() as name:
+        here = Path(name).resolve()
+        unbroken = here / "unbroken"
+        ended = launch(unbroken, cfg, keep=3)
+        if ended.codes != [0] or complete_in(unbroken) != [BEFORE, KILLED, NEXT]:
+            raise CourseError(f"the unbroken run: {ended.codes}, {complete_in(unbroken)}\n{ended.said}")
+        for checkpoint in complete_in(unbroken):
+            as_one_file(unbroken / checkpoint)
+        launch(here / "watched", cfg)
+        seen = [tuple(moment) for moment in json.loads((here / "watched.0.json").read_text())]
+        check_that_nothing_escapes(seen, here / "watched")
+        cases = cases_of(seen)
+        with FORK.Pool(cfg.at_once, initializer=die_with_launcher) as pool:
+            distances = pool.imap(partial(kill_and_go_on, unbroken=unbroken, cfg=cfg), cases)
+            for case, _ in zip(cases, distances, strict=True):
+                print(f"{case.where}: goes on from {case.newest} on {case.ranks_then}")
+        print(f"{len(cases)} kills: each second run ends within {cfg.tolerance:.0e} of the unbroken run")
+
+
+if __name__ == "__main__":
+    run(main, Config())
