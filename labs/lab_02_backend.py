@@ -75,8 +75,8 @@ def main(cfg: Config) -> None:
     print_on_rank_0(f"by a list:  {by_list}, so each tensor goes by the backend of its device")
     leave()
     if not torch.cuda.is_available():
-        try:
-            dist.init_process_group(both, store=fresh_store("no GPU"), **me)
+        try:  # each rank alone: else one might hear of the other's failure before it meets its own
+            dist.init_process_group(both, store=dist.HashStore(), rank=0, world_size=1)
         except RuntimeError as error:
             if rank == 0:  # there is no group
                 print(f"            {both!r} without a GPU: {error}")
