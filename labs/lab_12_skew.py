@@ -63,12 +63,14 @@ def paced_steps(slow: Callable, every: int, cfg: Config, group: Group) -> list[d
 
 def least_s(slow: Callable, every: int, cfg: Config, ranks: int) -> float:
     """What these steps take at least: from meeting to meeting all wait for the one with the most to do."""
-    pace = [
-        [cfg.slow_s if slow(step, rank, ranks) else cfg.fast_s for rank in range(ranks)]
-        for step in range(cfg.rounds * ranks)
-    ]
-    stretches = [pace[first : first + every] for first in range(0, len(pace), every)]
-    return sum(max(map(sum, zip(*stretch, strict=True))) for stretch in stretches)
+    total = 0.0
+    for first in range(0, cfg.rounds * ranks, every):
+        work = [0.0] * ranks
+        for step in range(first, min(first + every, cfg.rounds * ranks)):
+            for rank in range(ranks):
+                work[rank] += cfg.slow_s if slow(step, rank, ranks) else cfg.fast_s
+        total += max(work)
+    return total
 
 
 def check_order(name: str, everyone: list[list[dict]], every: int, at_least_s: float) -> None:
@@ -82,22 +84,43 @@ def check_order(name: str, everyone: list[list[dict]], every: int, at_least_s: f
         raise CourseError(f"{name}: {took_s:.3f} s, but the sleeps alone take {at_least_s:.3f} s")
 
 
-def calls_of(group: Group) -> dict[str, tuple[Callable, bool]]:
-    """{call: (the call, whether the others wait in it while rank 0 stays away)}."""
-    x = torch.ones(4, 8, device=group.device)
-    plain = DistributedDataParallel(nn.Linear(8, 8).to(group.device))
-    with_buffers = DistributedDataParallel(nn.BatchNorm1d(8).to(group.device))
-    losses = []
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
-    return {
-        "DDP(model)": (lambda: DistributedDataParallel(nn.Linear(8, 8).to(group.device)), True),
-        "forward, no buffers": (lambda: losses.append(plain(x).sum()), False),
-        "forward, buffers": (lambda: with_buffers(x), True),
-        "backward": (lambda: losses[-1].backward(), True),
-        "optimizer.step": (optimizer.step, False),
-        "second forward": (lambda: plain(x), True),  # DDP sends the buckets' new layout
-        "third forward": (lambda: plain(x), False),
-    }
+class Calls:
+    """The calls of a training step, on a model without buffers and on one with batch norm."""
+
+    def __init__(self, group: Group) -> None:
+        self.device = group.device
+        self.x = torch.ones(4, 8, device=group.device)
+        self.plain = DistributedDataParallel(nn.Linear(8, 8).to(group.device))
+        self.with_buffers = DistributedDataParallel(nn.BatchNorm1d(8).to(group.device))
+        self.optimizer = torch.optim.SGD(self.plain.parameters(), 0.1)
+        self.loss = torch.zeros(())
+
+    def construct(self) -> None:
+        DistributedDataParallel(nn.Linear(8, 8).to(self.device))
+
+    def forward(self) -> None:
+        self.loss = self.plain(self.x).sum()
+
+    def forward_with_buffers(self) -> None:
+        self.with_buffers(self.x)
+
+    def backward(self) -> None:
+        self.loss.backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def in_order(self) -> list[tuple[str, Callable, bool]]:
+        """(name, call, whether the others wait in it while rank 0 stays away)."""
+        return [
+            ("DDP(model)", self.construct, True),
+            ("forward, no buffers", self.forward, False),
+            ("forward, buffers", self.forward_with_buffers, True),
+            ("backward", self.backward, True),
+            ("optimizer.step", self.step, False),
+            ("second forward", self.forward, True),  # DDP sends the buckets' new layout
+            ("third forward", self.forward, False),
+        ]
 
 
 def others_wait(call: Callable, expected: bool, store: dist.Store, cfg: Config, group: Group) -> bool:
@@ -110,8 +133,10 @@ def others_wait(call: Callable, expected: bool, store: dist.Store, cfg: Config, 
     waited = False
     if group.rank == 0:
         limit = time.monotonic() + (cfg.held_s if expected else cfg.patience_s)
-        while (waited := not store.check(through)) and time.monotonic() < limit:
+        waited = not store.check(through)
+        while waited and time.monotonic() < limit:
             time.sleep(0.01)
+            waited = not store.check(through)
     call()
     if group.rank:
         store.set(through[group.rank - 1], "yes")
@@ -120,30 +145,42 @@ def others_wait(call: Callable, expected: bool, store: dist.Store, cfg: Config, 
     return bool(answer.item())
 
 
+def check_speeds(cfg: Config, group: Group) -> dict[str, dict]:
+    """Run three ways of being unequally fast; check each against the rule on paper."""
+    n = group.world_size
+    ways = {
+        "one rank slow": (always_one, 1),
+        "slow in turns": (in_turns, 1),
+        "in turns, meet rarely": (in_turns, n),
+    }
+    recorded = {}
+    for name, (slow, every) in ways.items():
+        with record() as log:
+            mine = paced_steps(slow, every, cfg, group)
+        everyone = [None] * n
+        dist.all_gather_object(everyone, mine)
+        least = least_s(slow, every, cfg, n)
+        check_order(name, everyone, every, least)
+        recorded[name] = {"steps": mine, "every": every, "least_s": least}
+        count = f"{len(mine)} steps, {log.count('all_reduce')} all-reduces"
+        print_on_rank_0(f"{name:22} {count}: at least {least:.2f} s")
+    return recorded
+
+
+def check_calls(cfg: Config, group: Group) -> None:
+    """Which calls of a training step wait for rank 0, and which do not."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    for number, (name, call, expected) in enumerate(Calls(group).in_order()):
+        own = dist.PrefixStore(f"call {number}", store)
+        if others_wait(call, expected, own, cfg, group) != expected:
+            raise CourseError(f"{name}: expected that the others {'wait' if expected else 'pass'}")
+        print_on_rank_0(f"{name:20} rank 0 stays away: the others {'wait' if expected else 'pass'}")
+
+
 def main(cfg: Config) -> None:
     with process_group(smallest=2) as group:
-        n = group.world_size
-        recorded = {}
-        ways = {
-            "one rank slow": (always_one, 1),
-            "slow in turns": (in_turns, 1),
-            "in turns, meet rarely": (in_turns, n),
-        }
-        for name, (slow, every) in ways.items():
-            with record() as log:
-                mine = paced_steps(slow, every, cfg, group)
-            everyone = [None] * n
-            dist.all_gather_object(everyone, mine)
-            least = least_s(slow, every, cfg, n)
-            check_order(name, everyone, every, least)
-            recorded[name] = {"steps": mine, "every": every, "least_s": least}
-            count = f"{len(mine)} steps, {log.count('all_reduce')} all-reduces"
-            print_on_rank_0(f"{name:22} {count}: at least {least:.2f} s")
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-        for number, (name, (call, expected)) in enumerate(calls_of(group).items()):
-            if others_wait(call, expected, dist.PrefixStore(f"call {number}", store), cfg, group) != expected:
-                raise CourseError(f"{name}: expected that the others {'wait' if expected else 'pass'}")
-            print_on_rank_0(f"{name:20} rank 0 stays away: the others {'wait' if expected else 'pass'}")
+        recorded = check_speeds(cfg, group)
+        check_calls(cfg, group)
         record_results("lab_12_skew", recorded)
 
 

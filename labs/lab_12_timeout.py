@@ -5,6 +5,7 @@ Written by:  notebooks/12_uneven_inputs.ipynb
 """
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,12 +47,9 @@ def said_by(function: Callable, *args, **kwargs) -> str:
         text = str(error).splitlines()[0]
         if any(one in text for one in TEXTS_OF_CLOSED):
             return CLOSED
-        return (
-            text.rpartition("] ")[2]
-            .removesuffix(" operation to complete")
-            .removesuffix(" for recv")
-            .removesuffix(" for send")
-        )
+        for direction in ("recv", "send"):
+            text = text.removesuffix(f" for {direction} operation to complete")
+        return text.rpartition("] ")[2]
     return "done"
 
 
@@ -61,6 +59,13 @@ def add_ones(pg: dist.ProcessGroup) -> None:
     dist.all_reduce(x, group=pg)
     if x.tolist() != [dist.get_world_size()] * 2:
         raise CourseError(f"the sum is {x.tolist()}")
+
+
+def on_record() -> str:
+    """The last call of this rank in the flight recorder: what it was, its state, where it was made."""
+    entry = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"][-1]
+    where = next(frame["name"] for frame in entry["frames"] if "lab_12" in frame["filename"])
+    return f"{entry['profiling_name']} of {entry['input_sizes'][0]}, {entry['state']}, in {where}()"
 
 
 def show(what: str, said: str, *expected: str) -> list[str]:
@@ -78,15 +83,20 @@ def too_late(cfg: Config, group: Group) -> None:
     """The last rank comes when the others have given up; then all try again, and once more in a new group."""
     last = group.rank == group.world_size - 1
     pg = gloo_group(cfg.timeout_s)
+    recorded = "was elsewhere"
     if last:
         dist.barrier()  # in the default group: the others come to it after they have given up
         said = said_by(add_ones, pg)  # nobody has ended this rank meanwhile
         expected = (CLOSED,)
     else:
-        said = said_by(add_ones, pg)
+        work = dist.all_reduce(torch.ones(2), group=pg, async_op=True)  # it begins: nobody waits yet
+        said = said_by(work.wait)
+        recorded = on_record()
         expected = (TIMED_OUT.format(1000 * cfg.timeout_s), CLOSED)
         dist.barrier()
     everyone = show(f"timeout {cfg.timeout_s:g} s, the last rank comes later", said, *expected)
+    in_flight = ("gloo:all_reduce of [2], scheduled, in too_late()", "was elsewhere")
+    show("the last call in the flight recorder", recorded, *in_flight)
     # Of several that wait, one may give up a moment earlier, and the others hear that. One says why.
     assert TIMED_OUT.format(1000 * cfg.timeout_s) in everyone
     show("the same group, all in time", said_by(add_ones, pg), CLOSED)

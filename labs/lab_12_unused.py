@@ -61,56 +61,66 @@ def loss_of(model: nn.Module, both: bool, part: int, group: Group) -> torch.Tens
     return model(x.to(group.device), both).square().mean()
 
 
-def expect_error(texts: Sequence[str], function: Callable) -> None:
+def expect_error(texts: Sequence[str], function: Callable, *args) -> None:
     """Call ``function``, which must raise an error that holds these texts."""
     said = "no error"
     try:
-        function()
+        function(*args)
     except RuntimeError as error:
         said = str(error)
     if not all(text in said for text in texts):
         raise CourseError(f"expected {texts}, but: {said}")
 
 
-def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
-    """{way: bytes of each all-reduce in a step}. The second layer is used in the first way only."""
-    loss_of(strict := DistributedDataParallel(build(group)), False, group.rank, group).backward()
-    expect_error(UNUSED, lambda: loss_of(strict, False, group.rank, group))  # in the next forward
+def check_error(group: Group) -> None:
+    """Without an option, DDP complains of an unused layer when the next forward begins."""
+    ddp = DistributedDataParallel(build(group))
+    loss_of(ddp, False, group.rank, group).backward()
+    expect_error(UNUSED, loss_of, ddp, False, group.rank, group)
     print_on_rank_0("no option: forward of the next step raises, and names parameters 2 and 3")
 
+
+def bytes_of_a_step(ddp: nn.Module, both: bool, group: Group) -> list[int]:
+    """Bytes of each all-reduce in a step, the largest first."""
+    for _ in range(3):  # in the first steps DDP settles its buckets
+        ddp.zero_grad()
+        loss_of(ddp, both, group.rank, group).backward()
+    with record() as log:
+        ddp.zero_grad()
+        loss_of(ddp, both, group.rank, group).backward()
+    return sorted((call.bytes for call in log.of("all_reduce")), reverse=True)
+
+
+def unused(cfg: Config, group: Group) -> dict[str, list[int]]:
+    """{way: bytes of each all-reduce in a step}. The second layer is used in the first way only."""
     found = {}
     n = group.world_size
     for way, option in WAYS.items():
-        model = build(group)
-        alone = build(group)
         both = way == "both layers used"
+        model = build(group)
         model.sometimes.requires_grad_(way != "second frozen")
         ddp = DistributedDataParallel(model, **option)
-
-        def step(ddp=ddp, both=both) -> None:
-            ddp.zero_grad()
-            loss_of(ddp, both, group.rank, group).backward()
-
-        for _ in range(3):  # in the first steps DDP settles its buckets
-            step()
-        with record() as log:
-            step()
-        found[way] = sorted((call.bytes for call in log.of("all_reduce")), reverse=True)
-        sum(loss_of(alone, both, part, group) / n for part in range(n)).backward()
+        found[way] = bytes_of_a_step(ddp, both, group)
+        alone = build(group)
+        for part in range(n):
+            (loss_of(alone, both, part, group) / n).backward()
         assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)  # where one has none, both
         print_on_rank_0(f"{way:24}all-reduces in a step, in bytes: {found[way]}")
 
     whole = 8 * sum(p.numel() for p in alone.parameters())
     used_map = 4 * len(list(alone.parameters()))
-    assert list(found.values()) == [[whole], [whole // 2], [whole, used_map], [whole]], found
+    expected = [[whole], [whole // 2], [whole, used_map], [whole]]
+    if list(found.values()) != expected:
+        raise CourseError(f"bytes of all-reduces: {found}, expected {expected}")
     return found
 
 
 def in_turns(cfg: Config, group: Group) -> None:
     """The second layer is used on rank 0 only, or in the second step only."""
-    alone = build(group)
     n = group.world_size
-    sum(loss_of(alone, part == 0, part, group) / n for part in range(n)).backward()
+    alone = build(group)
+    for part in range(n):
+        (loss_of(alone, part == 0, part, group) / n).backward()
     model = build(group)
     model.spare = nn.Linear(1, 1).to(group.device)  # used by nobody: its gradient stays None
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
@@ -120,8 +130,20 @@ def in_turns(cfg: Config, group: Group) -> None:
 
     ddp = DistributedDataParallel(build(group), static_graph=True)
     loss_of(ddp, False, group.rank, group).backward()
-    expect_error(CHANGED, lambda: loss_of(ddp, True, group.rank, group).backward())
+    loss = loss_of(ddp, True, group.rank, group)
+    expect_error(CHANGED, loss.backward)
     print_on_rank_0("static_graph: used in the second step only, which raises")
+
+
+def accumulate(ddp: nn.Module, way: str, k: int, group: Group) -> None:
+    """The gradient of ``k`` micro-batches; ``way`` says what stands inside ``no_sync``."""
+    for micro in range(k):
+        sync = way == "synchronized" or micro == k - 1
+        forward_inside = not sync and way == "no_sync"
+        with ddp.no_sync() if forward_inside else nullcontext():
+            loss = loss_of(ddp, True, group.rank * k + micro, group) / k
+        with nullcontext() if sync else ddp.no_sync():
+            loss.backward()
 
 
 def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
@@ -129,33 +151,28 @@ def accumulation(cfg: Config, group: Group) -> dict[str, list[int]]:
     k = cfg.micro_batches
     n = group.world_size
     alone = build(group)
+    for part in range(k * n):
+        (loss_of(alone, True, part, group) / (k * n)).backward()
     found = {}
-    sum(loss_of(alone, True, part, group) / (k * n) for part in range(k * n)).backward()
     for way in ("synchronized", "no_sync", "no_sync, forward outside"):
         ddp = DistributedDataParallel(build(group))
-
-        def step(ddp=ddp, way=way) -> None:
-            for micro in range(k):
-                sync = way == "synchronized" or micro == k - 1
-                with nullcontext() if sync or way.endswith("outside") else ddp.no_sync():
-                    loss = loss_of(ddp, True, group.rank * k + micro, group) / k
-                with nullcontext() if sync else ddp.no_sync():
-                    loss.backward()
-
         with record() as log:
-            step()
+            accumulate(ddp, way, k, group)
         found[way] = sorted((call.bytes for call in log.of("all_reduce")), reverse=True)
         assert_all_equal(way, gradients(ddp), gradients(alone), cfg.tolerance)
         print_on_rank_0(f"{way:26}{len(found[way])} all-reduces, {sum(found[way]):,} bytes")
-    assert [len(calls) for calls in found.values()] == [k, 1, k], found
+    counts = [len(calls) for calls in found.values()]
+    if counts != [k, 1, k]:
+        raise CourseError(f"all-reduces by way: {counts}, expected {[k, 1, k]}")
     return found
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        found = {"unused": unused(cfg, group)}
+        check_error(group)
+        by_cure = unused(cfg, group)
         in_turns(cfg, group)
-        record_results("lab_12_unused", found | {"accumulation": accumulation(cfg, group)})
+        record_results("lab_12_unused", {"unused": by_cure, "accumulation": accumulation(cfg, group)})
 
 
 if __name__ == "__main__":

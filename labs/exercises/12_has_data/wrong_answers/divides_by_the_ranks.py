@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 
 def train_to_the_end(model, optimizer, loss_sum, batches):
-    parameters, steps = list(model.parameters()), 0
+    parameters = list(model.parameters())
+    steps = 0
     stream = iter(batches)
     while True:
         optimizer.zero_grad()

@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 
 def train_to_the_end(model, optimizer, loss_sum, batches):
-    parameters, steps = list(model.parameters()), 0
+    parameters = list(model.parameters())
+    steps = 0
     batches = list(batches)
     longest = torch.tensor([len(batches)])
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)

@@ -1,0 +1,272 @@
+"""What Join does for the loop of lab_12_join: an end without error, two kinds of averages, a metric.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_averages.py
+Written by:  notebooks/12_uneven_inputs.ipynb
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lab_12_join import train
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal, parameters
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    inputs: int = 5  # rank r has r more
+    learning_rate: float = 0.1
+    timeout_s: float = 5.0  # without Join
+    tolerance: float = 1e-12  # float64
+
+
+WAYS = {
+    "without Join": {"enable": False},
+    "with Join": {},
+    "with Join that throws": {"throw_on_early_termination": True},
+}
+
+
+def build(device: torch.device) -> nn.Linear:
+    """One linear layer (batch, 4) to (batch, 1) in float64, the same on each rank."""
+    torch.manual_seed(12)
+    return nn.Linear(4, 1, dtype=torch.float64).to(device)
+
+
+def batches_of(rank: int, cfg: Config, device: torch.device) -> list[Batch]:
+    """What this rank has to learn: 5 + rank batches of (16, 4) and (16, 1) random numbers."""
+    generator = torch.Generator().manual_seed(rank)
+    numbers = torch.randn(cfg.inputs + rank, 16, 5, dtype=torch.float64, generator=generator).to(device)
+    return [(batch[:, :4], batch[:, 4:]) for batch in numbers]
+
+
+# --- An end, or an error ---
+
+
+def counted(batches: list[Batch], used: list[int]) -> Iterator[Batch]:
+    """The batches; notes the number of each one whose step is done."""
+    for number, batch in enumerate(batches, start=1):
+        yield batch
+        used.append(number)
+
+
+def said_by(error: RuntimeError, cfg: Config) -> str:
+    """The words that matter of gloo's or Join's error; which of gloo's is heard, depends on the moment."""
+    timed_out = f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms"
+    text = str(error)
+    if timed_out in text:
+        return timed_out
+    if "onnection" in text or "pair closure" in text:
+        return "the connection is closed"
+    if "exhausted" in text:
+        return text  # Join's own
+    raise error
+
+
+def attempt(options: dict[str, bool], cfg: Config, group: Group) -> str:
+    """Run the plain lab's loop with these options of Join. Returns how it ends on this rank."""
+    device = group.device
+    backend = None
+    if not options.get("enable", True):
+        device = torch.device("cpu")
+        backend = "gloo"  # nccl would end the process
+    own = dist.new_group(timeout=timedelta(seconds=cfg.timeout_s), backend=backend)
+    ddp = DistributedDataParallel(build(device), process_group=own)
+    batches = batches_of(group.rank, cfg, device)
+    used: list[int] = []
+    try:
+        train(ddp, counted(batches, used), cfg.learning_rate, **options)
+    except RuntimeError as error:
+        return f"input {len(used) + 1}: {said_by(error, cfg)}"
+    return f"Rank {group.rank} has exhausted all {len(used)} of its inputs!"
+
+
+def three_ways(cfg: Config, group: Group) -> None:
+    """Without Join only rank 0 ends well: it has the fewest inputs. A Join that throws stops all ranks."""
+    for way, options in WAYS.items():
+        said = attempt(options, cfg, group)
+        print_on_rank_0(f"{way}:")
+        print_in_rank_order(f"  {said}")
+        ends_well = way == "with Join" or (way == "without Join" and group.rank == 0)
+        expected = f"input {cfg.inputs + 1}: "
+        if ends_well:
+            expected = f"Rank {group.rank} has exhausted all {cfg.inputs + group.rank} of its inputs!"
+        if not said.startswith(expected):
+            raise CourseError(f"{way}: {said!r}, expected {expected!r}")
+
+
+# --- Averages ---
+
+
+def gradients_seen(ddp: nn.Module, batches: list[Batch], seen: list[float]) -> Iterator[Batch]:
+    """The batches; notes the gradient that each step leaves."""
+    for batch in batches:
+        yield batch
+        seen.append(ddp.module.weight.grad.item())
+
+
+def averages(by_all: bool, cfg: Config, group: Group) -> tuple[list[float], int]:
+    """(the gradients that DDP leaves on this rank, step by step; how many all-reduces it took).
+
+    The model is one weight w = 0, the loss is (w x - y)^2 with x = 1 and y = -(1 + r) / 2 on rank r. So the
+    gradient of rank r is 1 + r, and stays so: the learning rate is 0.
+    """
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(layer.weight)
+    ddp = DistributedDataParallel(layer.to(group.device))
+    x = torch.ones(1, 1, dtype=torch.float64, device=group.device)
+    y = torch.full_like(x, -(1 + group.rank) / 2)
+    batches = [(x, y)] * (cfg.inputs + group.rank)
+    seen: list[float] = []
+    with record() as log:
+        train(ddp, gradients_seen(ddp, batches, seen), 0.0, divide_by_initial_world_size=by_all)
+    return seen, log.count("all_reduce")
+
+
+def expected_averages(by_all: bool, cfg: Config, ranks: int) -> list[float]:
+    """The same averages by plain arithmetic."""
+    expected = []
+    for step in range(cfg.inputs + ranks - 1):
+        present = [1.0 + rank for rank in range(ranks) if step < cfg.inputs + rank]
+        expected.append(sum(present) / (ranks if by_all else len(present)))
+    return expected
+
+
+def check_averages(by_all: bool, cfg: Config, group: Group) -> list[float]:
+    """Compare DDP's averages with arithmetic, and count Join's all-reduces."""
+    seen, calls = averages(by_all, cfg, group)
+    expected = expected_averages(by_all, cfg, group.world_size)
+    name = f"divide_by_initial_world_size={by_all}"
+    off = max(abs(a - b) for a, b in zip(seen, expected, strict=False))  # this rank may have run out earlier
+    if off > cfg.tolerance:
+        raise CourseError(f"{name}: {seen}, expected {expected}")
+    steps = len(expected)
+    expected_calls = 3 * steps + 2  # DDP's bucket and Join's two in each step, Join's two at the end
+    if calls != expected_calls:
+        raise CourseError(f"{calls} calls of all_reduce in {steps} steps, expected {expected_calls}")
+    print_on_rank_0(f"{name}: averages {[round(value, 4) for value in expected]}")
+    return seen
+
+
+def reference(by_all: bool, cfg: Config, group: Group) -> nn.Module:
+    """One process that makes all steps: the losses of the ranks with inputs are summed, and divided."""
+    model = build(group.device)
+    optimizer = torch.optim.SGD(model.parameters(), cfg.learning_rate)
+    everyone = [batches_of(rank, cfg, group.device) for rank in range(group.world_size)]
+    for step in range(len(everyone[-1])):
+        present = [batches[step] for batches in everyone if step < len(batches)]
+        divisor = group.world_size if by_all else len(present)
+        optimizer.zero_grad()
+        for x, y in present:
+            (F.mse_loss(model(x), y) / divisor).backward()
+        optimizer.step()
+    return model
+
+
+def check_training(by_all: bool, cfg: Config, group: Group) -> None:
+    """The plain lab's loop ends with the parameters of one process, on each rank."""
+    ddp = DistributedDataParallel(build(group.device))
+    used = train(
+        ddp,
+        batches_of(group.rank, cfg, group.device),
+        cfg.learning_rate,
+        divide_by_initial_world_size=by_all,
+    )
+    if used != cfg.inputs + group.rank:
+        raise CourseError(f"{used} inputs were used of {cfg.inputs + group.rank}")
+    assert_all_equal(
+        f"by {'all' if by_all else 'those left'}",
+        parameters(ddp),
+        parameters(reference(by_all, cfg, group)),
+        cfg.tolerance,
+    )
+
+
+# --- A metric ---
+
+
+class MeanLoss(Joinable):
+    """The mean loss over all inputs. ``total`` is (sum of losses, inputs) of all ranks, equal on each."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.total = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, loss: float, inputs: int) -> None:
+        """Collective: each rank that has inputs calls it once in each step."""
+        Join.notify_join_context(self)  # "I still have inputs"; only the first in Join's list says it
+        self.reduce(loss, inputs)
+
+    def reduce(self, loss: float, inputs: int) -> None:
+        now = self.total.new_tensor([loss, inputs])
+        dist.all_reduce(now)
+        self.total += now
+
+    def join_hook(self, **kwargs) -> JoinHook:
+        return AnswerWithZeros(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.total.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return dist.group.WORLD
+
+
+class AnswerWithZeros(JoinHook):
+    """What a rank without inputs does in each step of the others: no loss, but an answer."""
+
+    def __init__(self, metric: MeanLoss) -> None:
+        self.metric = metric
+
+    def main_hook(self) -> None:
+        self.metric.reduce(0.0, 0)
+
+
+def check_metric(cfg: Config, group: Group) -> None:
+    """Rank r's k-th loss is 10 r + k, so that no loss can stand in for another."""
+    metric = MeanLoss(group.device)
+    with Join([metric]):
+        for k in range(cfg.inputs + group.rank):
+            metric.add(10.0 * group.rank + k, 1)
+    losses = [10.0 * rank + k for rank in range(group.world_size) for k in range(cfg.inputs + rank)]
+    loss, inputs = metric.total.tolist()
+    expected = [sum(losses), len(losses)]
+    if [loss, inputs] != expected:
+        raise CourseError(f"the metric holds {[loss, inputs]}, expected {expected}")
+    print_in_rank_order(f"our metric: {inputs:.0f} inputs, mean loss {loss / inputs:.4f}")
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        three_ways(cfg, group)
+        found = {}
+        for by_all in (True, False):
+            found[str(by_all)] = check_averages(by_all, cfg, group)
+        steps = cfg.inputs + group.world_size - 1
+        print_on_rank_0(f"Join added {2 * steps + 2} all-reduces: 2 in each of {steps} steps, 2 at the end")
+        for by_all in (True, False):
+            check_training(by_all, cfg, group)
+        print_on_rank_0("trained with either divisor: the parameters of one process")
+        check_metric(cfg, group)
+        record_results("lab_12_averages", found)
+
+
+if __name__ == "__main__":
+    run(main, Config())
