@@ -10,7 +10,6 @@ import signal
 import tempfile
 import traceback
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -35,10 +34,14 @@ class Config:
 
 
 def kill_times(cfg: Config) -> set[int]:
-    """Number of steps done since the very beginning, lost ones included, at which a kill comes."""
+    """The readings of the clock at which a kill comes: it counts all steps, also those done twice."""
     draws = random.Random(cfg.seed)
-    times = accumulate(max(1, round(draws.expovariate(1 / cfg.mean))) for _ in range(1000))
-    return set(times)
+    now = 0
+    times = set()
+    for _ in range(1000):
+        now += max(1, round(draws.expovariate(1 / cfg.mean)))
+        times.add(now)
+    return times
 
 
 def tick(clock: Path) -> int:
@@ -56,7 +59,7 @@ def new_run(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def train(path: Path, clock: Path, interval: int, kill_at: set[int], data: Images, cfg: Config) -> nn.Module:
     """Resume, train on, save every ``interval`` steps; die by SIGKILL when the clock says so."""
-    (model, optimizer) = new_run(cfg)
+    model, optimizer = new_run(cfg)
     done = 0
     if path.exists():
         saved = load_checkpoint(path)
@@ -97,8 +100,11 @@ def start(interval: int, folder: Path, data: Images, cfg: Config) -> int:
 
 def restart_until_done(folder: Path, data: Images, cfg: Config) -> dict[int, int]:
     """What torchrun does, in small: start a process anew until one ends well. Returns kills by interval."""
-    kills = dict.fromkeys(cfg.intervals, 0)
-    running = {start(interval, folder, data, cfg): interval for interval in cfg.intervals}  # side by side
+    kills = {}
+    running = {}  # intervals by process id; all of them train side by side
+    for interval in cfg.intervals:
+        kills[interval] = 0
+        running[start(interval, folder, data, cfg)] = interval
     while running:
         child, status = os.wait()
         interval = running.pop(child)
@@ -123,8 +129,9 @@ def main(cfg: Config) -> None:
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: the child would wait for them
     # Once, before the forks: the images, and what torch loads only when an optimizer makes a step.
     data = load_images("digits")
+    _, optimizer = new_run(cfg)
+    optimizer.step()
     rows = []
-    new_run(cfg)[1].step()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for interval, kills in restart_until_done(folder, data, cfg).items():

@@ -1,119 +1,123 @@
-"""Two nodes on this machine: B joins the job of A, and goes away with its ranks.
+"""Two nodes on this machine: B joins the job of A, and is lost again with its rank.
 
 Run it:      python labs/lab_13_nodes.py
 Written by:  notebooks/13_elastic.ipynb
 """
 
-import json
 import os
-import re
-import subprocess
-import sys
+import signal
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.runtime.errors import CourseError
-from shared.runtime.ports import HERE, free_port
-from shared.runtime.processes import is_running
-from shared.runtime.results import results_folder
-from shared.runtime.run import die_with_launcher, run
+from lab_13_requeue import Config as RunConfig
+from lab_13_requeue import Launch, Watch, assert_same_end, expect, newest
 
-TRAINING = "lab_13_train.py"
+from shared.runtime.ports import HERE, free_port
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+
 # Seconds, but for max_attempt: a node is given up after so many missed signs of life. By default 5, 3, 30.
-RENDEZVOUS = ("keep_alive_interval=1", "keep_alive_max_attempt=4", "last_call_timeout=1")
+RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=4,last_call_timeout=1"
+NOTICED = "Detected 1 new nodes"  # what A's agent logs (torch/distributed/elastic/agent/server/api.py)
+TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Config:
+    run: RunConfig = RunConfig()
     processes: tuple[int, int] = (2, 1)  # of node A, which stays, and of B, which comes and goes
-    deadline_s: float = 240.0
+    join_after: int = 30
+    kill_after: int = 80
 
 
-def arguments(cfg: Config, node: int, port: int) -> list[str]:
-    """What torchrun is called with on node 0 or 1; the same on both, but for the processes."""
+def torchrun_of_node(cfg: Config, node: int, port: int) -> list[str]:
+    """What torchrun is called with on node 0 or 1; the same on both, but for processes and address."""
+    elastic = ["--nnodes=1:2", "--max-restarts=3", f"--nproc-per-node={cfg.processes[node]}"]
     meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:{port}", f"--rdzv-id=lesson-13-{port}"]
-    elastic = ["--nnodes=1:2", "--max-restarts=3", f"--rdzv-conf={','.join(RENDEZVOUS)}"]
-    elastic += [f"--local-addr=127.0.0.{1 + node}"]  # in this order their ranks are counted
-    return [*elastic, *meet, f"--nproc-per-node={cfg.processes[node]}", TRAINING, "--two-nodes"]
+    conf = [f"--rdzv-conf={RENDEZVOUS}", f"--local-addr=127.0.0.{1 + node}"]  # ranks are counted by address
+    return ["-m", "torch.distributed.run", *elastic, *meet, *conf]
 
 
-class Node:
-    """One agent of torchrun. It dies with this process, and its ranks die with it."""
-
-    def __init__(self, cfg: Config, node: int, port: int, log: Path) -> None:
-        self.log = log
-        with log.open("w") as file:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *arguments(cfg, node, port)],
-                cwd=Path(__file__).parent,
-                env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "RANK_BY_RANK_DEVICE": "cpu"},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_launcher,
-            )
-
-    def ranks(self) -> list[int]:
-        """The processes that the agent has started; the kernel lists them."""
-        listed = Path(f"/proc/{self.agent.pid}/task/{self.agent.pid}/children").read_text()
-        return [int(pid) for pid in listed.split()]
-
-    def kill(self) -> list[int]:
-        """End the agent by SIGKILL. Returns its ranks, which nobody has told anything."""
-        ranks = self.ranks()
-        self.agent.kill()
-        self.agent.wait()
-        return ranks
+def start_node(watch: Watch, cfg: Config, node: int, port: int) -> Launch:
+    return watch.start(
+        "AB"[node],
+        torchrun_of_node(cfg, node, port),
+        "run",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # each rendezvous makes a new store for the ranks
+        LOGLEVEL="INFO",  # of the agents
+    )
 
 
-class Watch:
-    """Waits for events in the diary that the training writes, while all nodes that should run do run."""
+def b_joins(watch: Watch, cfg: Config, a: Launch, port: int) -> Launch:
+    """A's ranks stand still meanwhile: they would be done before B has imported torch."""
+    watch.until_step(a, attempt=0, step=cfg.join_after)
+    ranks = a.running()
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGSTOP)
+    b = start_node(watch, cfg, 1, port)
+    watch.until(lambda: NOTICED in a.errors.read_text(), "A's agent to notice B")
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGCONT)
+    watch.until(lambda: all(rank.ended for rank in ranks), "A's ranks to leave")
+    expect("steps in the newest checkpoint", newest(watch.folder / "run"), a.attempts()[0].last)
+    print("A has trained alone; B asks to join, and A's ranks save and leave: no step is lost")
+    watch.until_step(a, attempt=1, step=cfg.kill_after)
+    expect("A and B go on from step", a.attempts()[1].first, a.attempts()[0].last)
+    return b
 
-    def __init__(self, job: str, deadline_s: float) -> None:
-        self.job = job
-        self.end = time.monotonic() + deadline_s
-        self.path = results_folder() / "lab_13_nodes.jsonl"
 
-    def until(self, what: str, true, nodes: list[Node]) -> None:
-        while not true():
-            failed = any(node.agent.poll() for node in nodes)
-            if failed or time.monotonic() > self.end:
-                logs = "\n".join(node.log.read_text()[-3000:] for node in nodes)
-                raise CourseError(
-                    f"{logs}\n{'a node failed' if failed else 'time is up'}, waited for: {what}"
-                )
-            time.sleep(0.05)
+def b_is_lost(watch: Watch, a: Launch, b: Launch) -> int:
+    """SIGKILL for B's agent. Its rank dies with it, and A's ranks lose the connection."""
+    ranks = a.running()
+    b.process.kill()
+    watch.exit_code(b)
+    watch.until(lambda: all(rank.ended for rank in ranks), "the end of A's ranks")
+    kept = newest(watch.folder / "run")
+    print("A and B have trained together; B's agent is killed, its rank dies with it, A's ranks fail")
+    expect("exit code of A", watch.exit_code(a), 0)
+    expect("starts of A's ranks", len(a.attempts()), 3)
+    expect("A goes on from step", a.attempts()[2].first, kept)
+    return kept
 
-    def has(self, event: str, nodes: int) -> bool:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        entries = [entry for entry in map(json.loads, lines) if entry["job"] == self.job]
-        return any((entry["event"], entry.get("nodes")) == (event, nodes) for entry in entries)
+
+def worlds_of(a: Launch, b: Launch) -> list[list[dict]]:
+    """The ranks that came out of each rendezvous: what their agents had told them, and when they ran."""
+    worlds: list[list[dict]] = [[], [], []]
+    started_here = [0] * len(a.ranks)  # by local rank
+    for launch in (a, b):
+        for rank in launch.ranks:
+            told = {name: int(rank.told[name]) for name in TOLD}
+            times = {"started": rank.started - a.started, "ended": rank.ended - a.started}
+            number = 1  # B takes part in the second one only
+            if launch is a:
+                number = started_here[told["LOCAL_RANK"]]
+                started_here[told["LOCAL_RANK"]] += 1
+            worlds[number].append({"node": launch.name, **told, **times})
+    return worlds
 
 
 def main(cfg: Config) -> None:
     port = free_port()
-    nodes = []
-    watch = Watch(f"lesson-13-{port}", cfg.deadline_s)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        watch = Watch(Path(name), cfg.run)
         try:
-            a = Node(cfg, 0, port, Path(folder) / "A")
-            nodes.append(a)
-            watch.until("A to need B", lambda: watch.has("wait", nodes=2), nodes)
-            print("A has trained and waits; B is started")
-            b = Node(cfg, 1, port, Path(folder) / "B")
-            nodes.append(b)
-            watch.until("A and B to train", lambda: watch.has("start", nodes=2), nodes)
-            watch.until("them to have steps to lose", lambda: watch.has("wait", nodes=1), nodes)
-            print("A and B train; B is killed, its agent and so its rank")
-            ranks = b.kill()
-            watch.until("B's rank to die", lambda: not any(map(is_running, ranks)), [a])
-            watch.until("A to end well", lambda: a.agent.poll() == 0, [a])
-            for line in re.findall(r"^(?:\d+ rank|step \d+:).*", a.log.read_text(), re.MULTILINE):
-                print(f"rank 0 said: {line}")
+            a = start_node(watch, cfg, 0, port)
+            unbroken = watch.start("unbroken", [], "unbroken")
+            b = b_joins(watch, cfg, a, port)
+            kept = b_is_lost(watch, a, b)
+            expect("exit code of the unbroken run", watch.exit_code(unbroken), 0)
+            assert_same_end(watch.folder / "run", watch.folder / "unbroken", cfg.run)
+            attempts = [vars(attempt) for attempt in a.attempts()]
         finally:
-            left = [pid for node in nodes if node.agent.poll() is None for pid in node.kill()]
-        watch.until("all ranks to be gone", lambda: not any(map(is_running, left)), [])
+            watch.close()
+    print("A goes on alone from the newest complete checkpoint, and ends equal to the unbroken run")
+    agents = [
+        {"node": one.name, "started": one.started - a.started, "ended": one.ended - a.started}
+        for one in (a, b)
+    ]
+    values = {"agents": agents, "worlds": worlds_of(a, b), "attempts": attempts, "kept": kept}
+    record_results("lab_13_nodes", values)
 
 
 if __name__ == "__main__":

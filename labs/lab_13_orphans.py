@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from shared.runtime.errors import CourseError
 from shared.runtime.processes import is_running
 from shared.runtime.run import die_with_launcher, run
 
-# What each rank does. The second one is ours: run(main) of shared/runtime/run.py calls the same at its start.
+# What each rank does first. The second one, PR_SET_PDEATHSIG with SIGKILL, the script of lesson 10 does, too.
 RANK = {
     "plain ranks": "",
-    "ranks of our labs": "import ctypes; ctypes.CDLL(None).prctl(1, 9);",  # PR_SET_PDEATHSIG, SIGKILL
+    "ranks that asked to die with it": "import ctypes; ctypes.CDLL(None).prctl(1, 9);",
 }
 SLEEP = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
 
@@ -47,9 +48,17 @@ def ranks_in(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir()]
 
 
-def wait_until(true, cfg: Config) -> None:
+def running_in(folders: dict[str, Path]) -> dict[str, list[int]]:
+    """Process ids of the ranks that still run, by kind."""
+    found = {}
+    for kind, folder in folders.items():
+        found[kind] = [pid for pid in ranks_in(folder) if is_running(pid)]
+    return found
+
+
+def wait_until(condition: Callable[[], bool], cfg: Config) -> None:
     end = time.monotonic() + cfg.patience_s
-    while not true():
+    while not condition():
         if time.monotonic() > end:
             raise CourseError("the ranks did not start, or did not end, in time")
         time.sleep(0.05)
@@ -57,9 +66,10 @@ def wait_until(true, cfg: Config) -> None:
 
 def main(cfg: Config) -> None:
     with tempfile.TemporaryDirectory() as name:
-        folders = {kind: Path(name) / str(number) for number, kind in enumerate(RANK)}
-        for folder in folders.values():
-            folder.mkdir()
+        folders = {}
+        for number, kind in enumerate(RANK):
+            folders[kind] = Path(name) / str(number)
+            folders[kind].mkdir()
         launchers = [start(RANK[kind], folder, cfg) for kind, folder in folders.items()]
         try:
             wait_until(lambda: all(len(ranks_in(folder)) == cfg.ranks for folder in folders.values()), cfg)
@@ -67,18 +77,19 @@ def main(cfg: Config) -> None:
                 launcher.kill()
                 launcher.wait()
             time.sleep(cfg.stay_s)
-            left = {kind: sum(map(is_running, ranks_in(folder))) for kind, folder in folders.items()}
+            left = running_in(folders)
         finally:
             for launcher in launchers:
                 launcher.kill()
-            for pid in [pid for folder in folders.values() for pid in ranks_in(folder) if is_running(pid)]:
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not any(is_running(p) for f in folders.values() for p in ranks_in(f)), cfg)
-    for kind, count in left.items():
-        print(f"launcher killed, {kind}: {count} of {cfg.ranks} are still there")
-    if list(left.values()) != [cfg.ranks, 0]:
-        raise CourseError("plain ranks were to outlive their launcher, and ours were not")
-    print("all of them ended")
+            for pids in running_in(folders).values():
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not any(running_in(folders).values()), cfg)
+    for kind, pids in left.items():
+        print(f"launcher killed, {kind}: {len(pids)} of {cfg.ranks} are still there")
+    if [len(pids) for pids in left.values()] != [cfg.ranks, 0]:
+        raise CourseError("plain ranks were to outlive their launcher, and the others were not")
+    print("all of them have ended now")
 
 
 if __name__ == "__main__":

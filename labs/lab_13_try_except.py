@@ -46,9 +46,38 @@ def train(cfg: Config, group: Group, training: dist.ProcessGroup) -> tuple[list,
     return sums, errors
 
 
-def reference(cfg: Config, world_size: int) -> list[tuple[int, int]]:
-    """What every rank should have: the sum over ranks of the same step."""
-    return [(step, sum(10**rank * step for rank in range(world_size))) for step in range(1, cfg.steps + 1)]
+def reference(cfg: Config, world_size: int) -> dict[int, int]:
+    """What every rank should have: the sum over ranks of the same step, by step."""
+    ones = sum(10**rank for rank in range(world_size))
+    return {step: step * ones for step in range(1, cfg.steps + 1)}
+
+
+def without_addresses(error: str) -> str:
+    """The first words of gloo's message, without the file it comes from and the addresses of ranks."""
+    says = re.sub(r"^\[.*?\] ", "", error)
+    return says.partition(" for ")[0].partition(" [")[0]  # "for recv", or "for send"
+
+
+def all_reduce_again(training: dist.ProcessGroup) -> str:
+    """What becomes of one more all-reduce, which all ranks call in step."""
+    try:
+        dist.all_reduce(torch.zeros(1), group=training)
+    except RuntimeError:
+        return "fails, too"
+    return "works"
+
+
+def check(is_last: bool, wrong: list[int], says: str, again: str, cfg: Config, world_size: int) -> None:
+    """Whose time is up first closes its connections; where others are, they may hear of that first."""
+    expected = [3, 4]
+    first_words = [f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms"]
+    if world_size > 2:
+        first_words += ["Connection closed by", "Connection reset by"]
+    if is_last:
+        expected = [4, 5]
+        first_words = ["out of memory"]
+    if wrong != expected or not says.startswith(tuple(first_words)) or again == "works":
+        raise CourseError(f"expected wrong sums at {expected} and {first_words}, found {wrong}: {says}")
 
 
 def main(cfg: Config) -> None:
@@ -56,26 +85,15 @@ def main(cfg: Config) -> None:
         # A group of its own, which may break; messages about it travel in the other one.
         training = dist.new_group(timeout=timedelta(seconds=cfg.timeout_s), backend="gloo")
         sums, errors = train(cfg, group, training)
-        wrong = [step for step, total in sums if (step, total) not in reference(cfg, group.world_size)]
-        last = group.rank == group.world_size - 1
+        right = reference(cfg, group.world_size)
+        wrong = [step for step, total in sums if total != right[step]]
+        failed_at, error = errors[0]
+        says = without_addresses(error)
         print_in_rank_order(", ".join(f"step {step}: {total}" for step, total in sums))
-        says = re.sub(r"^\[.*?\] ", "", errors[0][1]).partition(" for ")[0]  # for recv, or for send
-        says = says.partition(" [")[0]  # the address of a rank that has left
-        print_in_rank_order(f"step {errors[0][0]}: {says}")
-        try:
-            dist.all_reduce(torch.zeros(1), group=training)  # all ranks call it, in step again
-            again = "works"
-        except RuntimeError:
-            again = "fails, too"
+        print_in_rank_order(f"step {failed_at}: {says}")
+        again = all_reduce_again(training)
         print_in_rank_order(f"wrong sums at steps {wrong}; the next all_reduce of this group {again}")
-        # Whose time is up first closes its connections; others may hear of that before theirs is.
-        closed = ("Connection closed by", "Connection reset by") if group.world_size > 2 else ()
-        late = (f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms", *closed)
-        expected = ([4, 5], ("out of memory",)) if last else ([3, 4], late)
-        if wrong != expected[0] or not says.startswith(expected[1]) or again == "works":
-            raise CourseError(
-                f"expected wrong sums at {expected[0]} and {expected[1]!r}, found {wrong}: {says}"
-            )
+        check(group.rank == group.world_size - 1, wrong, says, again, cfg, group.world_size)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,7 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
 PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
-NOT_YET_PLAIN = {
-    "13": "lab_13_try_except",
-}
+NOT_YET_PLAIN: dict[str, str] = {}
 
 
 def docstring_of(path: Path) -> str:

@@ -3,11 +3,13 @@
 A kill is simulated: ``run.do`` raises on all ranks at once, and a freshly loaded answer gets a new run.
 """
 
-import importlib.util
 import math
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import torch._dynamo  # the first optimizer would do it, in seconds that a collective may not have
 import torch.distributed as dist
@@ -15,6 +17,8 @@ import torch.nn.functional as F
 
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
+from shared.runtime.loading import load_file
+from shared.training import checkpoint
 from shared.training.data import load_images
 
 STEPS = 120
@@ -32,12 +36,25 @@ class Killed(BaseException):
 class Ledger:
     """What outlives the kills: how many steps and saves there were, and the unbroken run to compare with."""
 
-    def __init__(self) -> None:
-        self.clock = self.saves = 0
-        self.unbroken: list[torch.Tensor] = []
+    def __init__(self, folder: Path) -> None:
+        self.clock = 0
+        self.saves = 0
+        self.unbroken: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.folder = folder
+        self.files: dict[str, tuple[int, int]] = {}  # that counted saves have left in the folder
+
+    def files_now(self) -> dict[str, tuple[int, int]]:
+        """What lies in the folder, and when each file was written: a save makes a new one."""
+        found = {}
+        for path in self.folder.iterdir():
+            status = path.stat()
+            found[path.name] = (status.st_ino, status.st_mtime_ns)
+        return found
 
 
 class Run:
+    """What an answer trains with. Unless ``watched`` is False, it looks at everything before each step."""
+
     def __init__(self, ledger: Ledger, group: Group, watched: bool = True) -> None:
         torch.manual_seed(13)
         self.steps = STEPS
@@ -53,10 +70,12 @@ class Run:
 
     def state(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights, and momentum: zeros before the first step."""
-        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()])
-        buffers = [self.optimizer.state[p].get("momentum_buffer") for p in self.model.parameters()]
-        missing = any(buffer is None for buffer in buffers)
-        return weights, torch.zeros_like(weights) if missing else torch.cat([b.flatten() for b in buffers])
+        parameters = list(self.model.parameters())
+        weights = torch.cat([p.detach().flatten() for p in parameters])
+        if not all("momentum_buffer" in self.optimizer.state[p] for p in parameters):
+            return weights, torch.zeros_like(weights)
+        buffers = [self.optimizer.state[p]["momentum_buffer"].flatten() for p in parameters]
+        return weights, torch.cat(buffers)
 
     def do(self, step: int) -> None:
         """One step of training on all ranks; the images follow from ``step`` alone."""
@@ -65,7 +84,8 @@ class Run:
         batch = torch.randint(len(self._x), (BATCH,), generator=torch.Generator().manual_seed(step))
         mine = batch[self._group.rank :: self._group.world_size]
         self.optimizer.zero_grad()
-        (F.cross_entropy(self.model(self._x[mine]), self._y[mine], reduction="sum") / BATCH).backward()
+        loss = F.cross_entropy(self.model(self._x[mine]), self._y[mine], reduction="sum") / BATCH
+        loss.backward()
         for p in self.model.parameters():
             dist.all_reduce(p.grad)
         self.optimizer.step()
@@ -78,7 +98,9 @@ class Run:
         if len(set(steps)) > 1:
             raise Wrong(f"the ranks do different steps at the same time: {steps}")
         ledger = self._ledger
-        (weights, momentum) = self.state()
+        if self._group.rank == 0 and ledger.files_now() != ledger.files:
+            raise Wrong(f"before step {step} something was written without save_atomically")
+        weights, momentum = self.state()
         if not 1 <= step <= STEPS:
             raise Wrong(f"there is no step {step}, only 1 to {STEPS}")
         if step == 1 and not self.done and ledger.saves and ledger.clock:
@@ -94,28 +116,39 @@ class Run:
             raise Killed
 
 
-def fresh(answer: ModuleType, ledger: Ledger, group: Group) -> ModuleType:
-    """The answer as a new process would load it, with its saves counted."""
-    spec = importlib.util.spec_from_file_location(answer.__name__, answer.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    save = module.save_atomically
+@contextmanager
+def counted_saves(ledger: Ledger, group: Group) -> Iterator[None]:
+    """Count what an answer writes, however it imports ``save_atomically``."""
+    save = checkpoint.save_atomically
+    write = torch.save
+    may_write = False
 
-    def counted(content: dict, path: Path) -> None:
+    def save_and_count(content: dict, path: Path) -> None:
+        nonlocal may_write
         if group.rank > 0:
             raise Wrong(f"rank {group.rank} saves, too; several ranks would write the same file")
         ledger.saves += 1
+        may_write = True
         save(content, path)
+        may_write = False
+        ledger.files = ledger.files_now()
 
-    module.save_atomically = counted
-    return module
+    def write_if_allowed(*args, **kwargs) -> None:
+        if not may_write:
+            raise Wrong("torch.save by itself leaves half a file if a kill comes while it writes")
+        write(*args, **kwargs)
+
+    with patch.object(checkpoint, "save_atomically", save_and_count), patch("torch.save", write_if_allowed):
+        yield
 
 
-def restart_until_done(answer: ModuleType, path: Path, interval: int, ledger: Ledger, group: Group) -> Run:
+def restart_until_done(answer: ModuleType, interval: int, ledger: Ledger, group: Group) -> Run:
     while True:
         run = Run(ledger, group)
         try:
-            fresh(answer, ledger, group).train(run, path, interval, group)
+            with counted_saves(ledger, group):
+                new = load_file(Path(answer.__file__), answer.__name__)  # as a new process loads it
+                new.train(run, ledger.folder / "snapshot.pt", interval, group)
             return run
         except Killed:
             # As with a restart, all are gone before the first comes back. Rank 0 has counted the saves.
@@ -137,16 +170,16 @@ def verify(answer: ModuleType, group: Group) -> str:
         raise Wrong(
             f"{larger} is no good interval for {OTHER[0]:,} steps, {OTHER[1]} kills, saves of {OTHER[2]}"
         )
-    ledger = Ledger()
-    unbroken = Run(ledger, group, watched=False)
-    ledger.unbroken.append(unbroken.state())
-    for step in range(1, STEPS + 1):
-        unbroken.do(step)
-        ledger.unbroken.append(unbroken.state())
-    with tempfile.TemporaryDirectory() as folder:
-        where = [folder]
+    with tempfile.TemporaryDirectory() as name:
+        where = [name]
         dist.broadcast_object_list(where)
-        run = restart_until_done(answer, Path(where[0]) / "snapshot.pt", interval, ledger, group)
+        ledger = Ledger(Path(where[0]))
+        unbroken = Run(ledger, group, watched=False)
+        ledger.unbroken.append(unbroken.state())
+        for step in range(1, STEPS + 1):
+            unbroken.do(step)
+            ledger.unbroken.append(unbroken.state())
+        run = restart_until_done(answer, interval, ledger, group)
     if run.done != STEPS or (run.state()[0] - ledger.unbroken[-1][0]).abs().max() > 1e-12:
         raise Wrong(f"train returns after step {run.done}, and not with the weights after step {STEPS}")
     price = ledger.clock + COST * ledger.saves
