@@ -202,7 +202,7 @@ def train(options: argparse.Namespace) -> None:
     while trainer.step < steps:
         epoch = trainer.step // batches.steps
         batches.start_at(epoch)
-        loss_sum = torch.zeros((), device=trainer.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=trainer.device)
         for images, labels in to_train:
             loss_sum += trainer.train_step(images, labels)
             bar.update()

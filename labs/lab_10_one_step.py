@@ -114,6 +114,17 @@ def same_as_one_process(data: script.Data, ranks: script.Ranks, cfg: Config) -> 
         print_on_rank_0(f"{name}: equal to one process; a step has 1 all-reduce, of {model_bytes:,} bytes")
 
 
+def stop_sign(ranks: script.Ranks) -> None:
+    """What it adds to a step."""
+    sign = script.StopSign(ranks)
+    with record() as log:
+        sign.seen_by_all()
+        sign.finish()
+    if log.counts() != {"all_reduce": 1} or log.bytes() != 4:
+        raise CourseError(f"the stop sign communicates by {dict(log.counts())}, {log.bytes()} bytes")
+    print_on_rank_0("the stop sign: 1 all-reduce, of 4 bytes")
+
+
 def no_batch_norm(data: script.Data, ranks: script.Ranks) -> None:
     model = script.build(data, script.parse([]), ranks)
     layers = [type(layer).__name__ for layer in model.modules()]
@@ -224,6 +235,7 @@ def main(cfg: Config) -> None:
         augmentation(data)
         no_batch_norm(data, ranks)
         same_as_one_process(data, ranks, cfg)
+        stop_sign(ranks)
         evaluation(data, ranks, cfg)
         record_results("lab_10_one_step", half_precision(data, ranks, cfg))
 

@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from tqdm import tqdm
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SAVED_AND_LEFT = 75  # EX_TEMPFAIL of sysexits.h: "try again later", and it goes on where it was
 MAY_CHANGE = (  # when a run goes on: all options that do not decide what is learnt
     "checkpoints",
@@ -391,6 +392,7 @@ def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[Data
         "num_workers": options.workers,
         "persistent_workers": options.workers > 0,
         "pin_memory": ranks.on_gpu,
+        "worker_init_fn": leave_signals_to_the_rank,
     }
     train = Shifted(data.train, options.seed) if options.augment else data.train
     batches = RankBatches(len(data.train), options, ranks)
@@ -697,7 +699,7 @@ class StopSign:
         self.asked = False
         self.answer = torch.zeros(1, dtype=torch.int32)
         self.work: dist.Work | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self.note)
 
     def note(self, number: int, frame: object) -> None:
@@ -718,6 +720,12 @@ class StopSign:
     def finish(self) -> None:
         if self.work is not None:
             self.work.wait()
+
+
+def leave_signals_to_the_rank(worker: int) -> None:
+    """For processes that load images: torchrun signals them, too, and their rank needs them to the end."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 # --- The run ---
