@@ -12,12 +12,14 @@ from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.pytest_items import NotebookFailedException, NotebookItem
 
 from shared.tools.outputs import ANSI, compare
+from tests.warm_notebooks import WarmNotebooks
 
 SECTION = "what the failing cell printed"
 SHOWN_CHARACTERS = 6000
 NO_CELL = -1
 DEVICE = "RANK_BY_RANK_DEVICE"
 BEFORE = pytest.StashKey[str | None]()
+WARM = WarmNotebooks()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    WARM.stop()
     if config.stash[BEFORE] is None:
         os.environ.pop(DEVICE, None)
     nb_run.NotebookClient = NotebookClient
@@ -71,6 +74,7 @@ def compared(execute):
 
     @functools.wraps(execute)
     def wrapper(self: nb_run.NotebookRun) -> NotebookResult:
+        WARM.start()
         committed = nbformat.read(self.filename, 4)
         result = execute(self)
         if result.error is None and (found := compare(committed, result.nb)):

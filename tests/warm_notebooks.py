@@ -1,0 +1,103 @@
+"""Under nbmake most labs of a notebook run in forks of a process that has torch already (``tests/warm.py``).
+
+``!torchrun --standalone --nproc-per-node=N LAB ...`` meets a function of the shell, which asks the server
+below. These are launched by torchrun itself, as for a reader:
+
+- the first lab of each notebook,
+- a command with other options, one whose output goes into a file or a pipe, and one whose environment
+  differs in what torch reads when it is imported,
+- each command that fails when it is warm: then torchrun runs it again, and only what that prints counts.
+
+The outputs that nbmake compares with were made by torchrun itself: ``make refresh`` knows nothing of this.
+With RANK_BY_RANK_COLD=1 the tests do not, either.
+"""
+
+import json
+import os
+import socketserver
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tests.helpers import SCRIPTS, environment
+from tests.warm import LINUX, Job, run_jobs
+
+COLD = "RANK_BY_RANK_COLD"
+SOCKET = "RANK_BY_RANK_WARM"
+HOW_MANY = "--nproc-per-node="
+READ_AT_IMPORT = ("ATEN_", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH")
+KERNEL = "RANK_BY_RANK_RESULTS"  # of each kernel its own
+
+
+class Server(socketserver.UnixStreamServer):
+    """One request a connection, a line of JSON each way: {"arguments", "folder", "environment"} to
+    {"warm": whether it ran and succeeded, "output"}.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder / "socket"), Request)
+        self.known_kernels: set[str] = set()
+
+    def answer(self, arguments: list[str], folder: str, variables: dict[str, str]) -> dict:
+        kernel = variables.get(KERNEL, "")
+        first = kernel not in self.known_kernels
+        self.known_kernels.add(kernel)
+        job = job_of(arguments, Path(folder), variables)
+        if job is None or first:
+            return {"warm": False, "output": ""}
+        done = run_jobs([job])[0]
+        return {"warm": done.returncode == 0, "output": done.stdout}
+
+
+class Request(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        asked = json.loads(self.rfile.readline())
+        answer = self.server.answer(asked["arguments"], asked["folder"], asked["environment"])
+        self.wfile.write((json.dumps(answer) + "\n").encode())
+
+
+def job_of(arguments: list[str], folder: Path, variables: dict[str, str]) -> Job | None:
+    """The warm job that does what ``torchrun ARGUMENTS`` does, or None where only torchrun does it."""
+    if len(arguments) < 3 or arguments[0] != "--standalone" or not arguments[1].startswith(HOW_MANY):
+        return None
+    ranks = arguments[1].removeprefix(HOW_MANY)
+    script = folder / arguments[2]
+    if not ranks.isdecimal() or ranks == "0" or script.suffix != ".py" or not script.is_file():
+        return None
+    of_fork = environment()
+    for name in {*variables, *of_fork}:
+        if name.startswith(READ_AT_IMPORT) and variables.get(name) != of_fork.get(name):
+            return None
+    return Job(script.resolve(), arguments[3:], int(ranks), variables, folder)
+
+
+class WarmNotebooks:
+    """A server in a thread of this process, and the variables that lead a notebook's shell to it."""
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+        self.before: dict[str, str | None] = {}
+
+    def start(self) -> None:
+        if not LINUX or os.environ.get(COLD) or os.environ.get(SOCKET):
+            return
+        self.folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self.server = Server(Path(self.folder.name))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.before = {name: os.environ.get(name) for name in ("BASH_ENV", SOCKET, "RANK_BY_RANK_PYTHON")}
+        os.environ["BASH_ENV"] = str(SCRIPTS / "warm_torchrun.sh")  # bash reads it before each command
+        os.environ[SOCKET] = str(self.server.server_address)
+        os.environ["RANK_BY_RANK_PYTHON"] = sys.executable
+
+    def stop(self) -> None:
+        if self.server is None:
+            return
+        for name, value in self.before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        self.server.shutdown()
+        self.server.server_close()
+        self.folder.cleanup()
+        self.server = None
