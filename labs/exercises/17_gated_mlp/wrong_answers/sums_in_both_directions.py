@@ -1,0 +1,76 @@
+# rejected: times too large
+"""g sums gradients as well."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+
+class CopyToRanks(torch.autograd.Function):
+    """f: all ranks have the same ``x``, and each goes on with its own columns."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the loss with respect to ``x``, the same on all ranks.
+
+        ``gradient`` is what this rank has of it. Leave it as it is: other parts of a model may use it, too.
+        """
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class SumOverRanks(torch.autograd.Function):
+    """g: each rank has a summand, and all go on with the sum."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' ``x``."""
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the loss with respect to this rank's summand.
+
+        ``gradient`` is that with respect to the sum, the same on all ranks.
+        """
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)): (..., width) to (..., width). Each rank has 1/N of the hidden numbers.
+
+    Args:
+        whole: has ``gate`` and ``up``, nn.Linear(width, hidden), and ``down``, nn.Linear(hidden, width), all
+            with biases. It is equal on all ranks. N divides ``hidden``.
+
+    Of N consecutive parts of the hidden numbers, rank r has part r. Its parameters are ``gate_weight``,
+    ``gate_bias``, ``up_weight``, ``up_bias``, ``down_weight`` and ``down_bias``.
+    """
+
+    def __init__(self, whole: nn.Module) -> None:
+        """Make the six parameters, each an ``nn.Parameter`` with memory of its own."""
+        super().__init__()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.gate_weight = nn.Parameter(whole.gate.weight.detach().chunk(ranks, 0)[rank].clone())
+        self.gate_bias = nn.Parameter(whole.gate.bias.detach().chunk(ranks, 0)[rank].clone())
+        self.up_weight = nn.Parameter(whole.up.weight.detach().chunk(ranks, 0)[rank].clone())
+        self.up_bias = nn.Parameter(whole.up.bias.detach().chunk(ranks, 0)[rank].clone())
+        self.down_weight = nn.Parameter(whole.down.weight.detach().chunk(ranks, 1)[rank].clone())
+        self.down_bias = nn.Parameter(whole.down.bias.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole result on all ranks. One all-reduce of that size forward, and one backward."""
+        x = CopyToRanks.apply(x)
+        hidden = F.silu(F.linear(x, self.gate_weight, self.gate_bias))
+        hidden = hidden * F.linear(x, self.up_weight, self.up_bias)
+        return SumOverRanks.apply(F.linear(hidden, self.down_weight)) + self.down_bias
