@@ -41,7 +41,12 @@ FAULTS: list[Fault] = [
         "pass",
         "whole conv1.weight: differs by",
     ),
-    Fault("10_saving", "gate.wait()", "pass", "while it is written: ['step_00000002'], expected"),
+    Fault(
+        "10_saving",
+        '        one.checkpoints.finish()\n    expect("when',
+        '    expect("when',
+        "when it is written: ['step_00000002.part'], expected",
+    ),
     Fault(
         "10_sync_batch_norm",
         "convert_batch_norm(ours, pg)",

@@ -82,7 +82,7 @@ def fit(model: nn.Module, train_set: Dataset, test_set: Dataset, epochs: int, pa
     """
     raise NotImplementedError  # your turn: remove this line, and mend the script
     device = next(model.parameters()).device
-    ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    ddp = DistributedDataParallel(model)
     train(ddp, train_set, epochs, device)
     accuracy = 0.0
     if dist.get_rank() == 0:

@@ -80,7 +80,7 @@ def fit(model: nn.Module, train_set: Dataset, test_set: Dataset, epochs: int, pa
     Whoever loads the file has the model alone, without DDP.
     """
     device = next(model.parameters()).device
-    ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    ddp = DistributedDataParallel(model)
     train(ddp, train_set, epochs, device)
     accuracy = evaluate(model, test_set, device)
     if dist.get_rank() == 0:
