@@ -6,6 +6,7 @@ Written by:  notebooks/16_pipeline_parallel.ipynb
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,7 @@ class Pipeline:
         stages: {number: module} of this rank. The first takes an input, the last makes logits.
         owner: the rank of each stage of the model.
         dtype: of the activations.
+        timeout: for a message that does not come; torch's default is 30 minutes.
 
     Sends do not block, so no order of actions can make two ranks wait for each other's *receive*. What goes
     forward and what comes back have a process group each: with nccl, messages between two ranks in one group
@@ -54,14 +56,19 @@ class Pipeline:
     """
 
     def __init__(
-        self, stages: dict[int, nn.Module], owner: Sequence[int], device: torch.device, dtype: torch.dtype
+        self,
+        stages: dict[int, nn.Module],
+        owner: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+        timeout: timedelta | None = None,
     ) -> None:
         self.stages = stages
         self.owner = owner
         self.rank = dist.get_rank()
         self.device = device
         self.dtype = dtype
-        self.groups = {"activations": dist.new_group(), "gradients": dist.new_group()}
+        self.groups = {what: dist.new_group(timeout=timeout) for what in ("activations", "gradients")}
         self.peak_live = 0
 
     def step(

@@ -6,6 +6,7 @@ Written by:  notebooks/16_pipeline_parallel.ipynb
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ class Config:
     gpt: GPTConfig = field(default_factory=lambda: GPTConfig(context=16, layers=8))
     steps: int = 2
     learning_rate: float = 0.5
+    patience_s: float = 30.0  # for a message that does not come
     tolerance: float = 1e-12  # float64
 
 
@@ -162,7 +164,8 @@ class Trainer:
         self.stages = {n: Stage(cfg.gpt, n, len(self.owner)).to(group.device) for n in own}
         self.tied = TiedWeight(self.stages, self.owner)
         self.tied.make_equal()
-        self.pipeline = Counted(self.stages, self.owner, group.device, cfg.gpt.dtype)
+        patience = timedelta(seconds=cfg.patience_s)
+        self.pipeline = Counted(self.stages, self.owner, group.device, cfg.gpt.dtype, patience)
         self.parameters = dict(p for stage in self.stages.values() for p in stage.named_parameters())
         self.optimizer = torch.optim.SGD(list(self.parameters.values()), cfg.learning_rate)
 
@@ -284,8 +287,10 @@ def assert_memory(group: Group, cfg: Config) -> dict:
         name: {number: activations(name, number, group, cfg) for number in (few, many)} for name in BY_HAND
     }
     for number in (few, many):
-        assert found["GPipe"][number]["live"] == number
-        assert found["1F1B"][number]["live"] == group.world_size - group.rank
+        for name, expected in (("GPipe", number), ("1F1B", group.world_size - group.rank)):
+            live = found[name][number]["live"]
+            if live != expected:
+                raise CourseError(f"{name} holds {live} micro-batches at once, expected are {expected}")
     of_one = found["GPipe"][few]["of_one"]
     for name, grows in (("GPipe", True), ("1F1B", False)):
         growth = (found[name][many]["other"] - found[name][few]["other"]) / (many - few)

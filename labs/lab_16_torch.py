@@ -136,9 +136,12 @@ def main(cfg: Config) -> None:
             print_on_rank_0(f"torch's {name}: gradients and messages as ours")
         said = refusals(group, cfg)
         everyones = gather_on_rank_0(said)
-        for case in said:
-            for rank, texts in enumerate(everyones):
-                print(f"[rank {rank}] {case}: {texts[case]}")
+        if group.rank == 0:
+            for case in said:
+                print(f"{case}:")
+                for text in dict.fromkeys(texts[case] for texts in everyones):
+                    ranks = [rank for rank, texts in enumerate(everyones) if texts[case] == text]
+                    print(f"    ranks {ranks}: {text}")
         record_results("lab_16_torch", {"schedules": results, "refused": said})
 
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shared.runtime.errors import CourseError
 from shared.training.timeline import COMPUTE, Span
@@ -192,7 +193,7 @@ def order_table(name: str, ranks: int, micro_batches: int) -> list[list[Action]]
     return [[one for entry in entries for one in _actions_of(entry)] for entries in table]
 
 
-def _actions_of(entry: object) -> list[Action]:
+def _actions_of(entry: Any) -> list[Action]:
     """What one entry of torch's table computes; it may be empty, or a pair to be overlapped."""
     if entry is None:
         return []

@@ -1,6 +1,7 @@
 """Check of exercise 16. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
@@ -80,7 +81,9 @@ def run_it(schedule: Callable, group: Group) -> None:
         y = stage(y)
     y.square().mean().backward()
     mine = layers(ranks)[group.rank].to(group.device)
-    pipeline = load_file(LAB).Pipeline({group.rank: mine}, range(ranks), group.device, x.dtype)
+    pipeline = load_file(LAB).Pipeline(
+        {group.rank: mine}, range(ranks), group.device, x.dtype, timedelta(seconds=TIMEOUT_S)
+    )
     actions = plan_of(schedule, ranks, micro_batches)[group.rank]
     shapes = [piece.shape for piece in pieces]
     pipeline.step(actions, pieces, shapes, lambda _, output: output.square().sum() / x.numel())
