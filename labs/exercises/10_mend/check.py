@@ -1,6 +1,7 @@
 """Check of exercise 10. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
 import contextlib
+import inspect
 import io
 import tempfile
 from datetime import timedelta
@@ -76,6 +77,8 @@ def saved_model(path: Path, group: Group) -> nn.Module:
 
 
 def verify(answer: ModuleType, group: Group) -> str:
+    if "raise NotImplementedError" in inspect.getsource(answer.fit):
+        raise NotImplementedError  # before any rank waits for another
     digits = load_images("digits")
     x = digits.train_x.flatten(1).double().to(group.device)
     y = digits.train_y.to(group.device)
