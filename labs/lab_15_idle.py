@@ -1,13 +1,11 @@
-"""When is each device at work? Two devices with a queue each, and layers of known duration on them.
+"""When is each of two devices at work? Read from what the devices did, and from what they wait for.
 
 Run it:      python labs/lab_15_idle.py
 Written by:  notebooks/15_model_parallel.ipynb
 """
 
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,6 +14,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.parity import assert_all_equal
+from shared.training.timeline import COMPUTE, SimulatedDevices, Span, Task, bubble, busy_together
 
 
 @dataclass(frozen=True)
@@ -30,37 +29,11 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Span:
-    """One piece of work: ``device`` did ``what`` from ``start`` to ``end``, in seconds of perf_counter."""
+class Timeline:
+    """What devices computed: as it happened, and as dependencies alone would have it."""
 
-    device: int
-    what: str
-    start: float
-    end: float
-
-
-@dataclass
-class Device:
-    """A simulated device: a thread that does what is in its queue, one piece after the other.
-
-    Like a GPU it is asynchronous: ``launch`` returns at once. A piece of work begins when the device is free
-    and its inputs are there, on whichever device they were made. So idle time comes from dependencies alone.
-    """
-
-    number: int
-    log: list[Span] = field(default_factory=list)
-    queue: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
-
-    def launch(self, what: str, seconds: float, function: Callable, *inputs: Future) -> Future:
-        return self.queue.submit(self._work, what, seconds, function, inputs)
-
-    def _work(self, what: str, seconds: float, function: Callable, inputs: tuple[Future, ...]) -> object:
-        values = [one.result() for one in inputs]
-        start = time.perf_counter()
-        result = function(*values)
-        time.sleep(max(0.0, start + seconds - time.perf_counter()))
-        self.log.append(Span(self.number, what, start, time.perf_counter()))
-        return result
+    executed: list[Span]
+    ideal: list[Span]
 
 
 class LayerPass:
@@ -80,26 +53,35 @@ class LayerPass:
 
 
 def launch_step(
-    layers: nn.ModuleList, places: list[Device], pieces: list[torch.Tensor], cfg: Config
-) -> Future:
+    devices: SimulatedDevices,
+    layers: nn.ModuleList,
+    places: list[int],
+    pieces: list[torch.Tensor],
+    cfg: Config,
+) -> None:
     """Queue forward and backward of each micro-batch, (rows, width), on the devices of the layers.
 
-    All forward passes come first, as in GPipe. Returns the last piece of work.
+    All forward passes come first, as in GPipe. Returns at once: the devices work through their queues.
     """
     share = cfg.forward_s / len(pieces)
-    queued = []
+    queued: list[tuple[list[LayerPass], Task]] = []
     for x in pieces:
-        value: Future = Future()
-        value.set_result(x)
+        value = devices.given(places[0], x)
         passes = [LayerPass(layer) for layer in layers]
-        for one, device in zip(passes, places, strict=True):
-            value = device.launch("forward", share, one.forward, value)
+        for one, place in zip(passes, places, strict=True):
+            value = devices.send(value, place)
+            value = devices.compute(place, "forward", share, one.forward, value)
         queued.append((passes, value))
     for passes, value in queued:
-        gradient = places[-1].launch("loss", 0.0, lambda y: 2 * y / cfg.batch, value)
-        for one, device in zip(passes[::-1], places[::-1], strict=True):
-            gradient = device.launch("backward", 2 * share, one.backward, gradient)
-    return gradient
+        gradient = devices.compute(places[-1], "loss", 0.0, partial(gradient_of_loss, cfg.batch), value)
+        for one, place in zip(reversed(passes), reversed(places), strict=True):
+            gradient = devices.send(gradient, place)
+            gradient = devices.compute(place, "backward", 2 * share, one.backward, gradient)
+
+
+def gradient_of_loss(batch: int, y: torch.Tensor) -> torch.Tensor:
+    """Of the sum of squares, divided by the rows of the whole batch."""
+    return 2 * y / batch
 
 
 def build(cfg: Config) -> nn.ModuleList:
@@ -125,68 +107,59 @@ def reference(cfg: Config) -> nn.ModuleList:
     return layers
 
 
-def train(cut: int, micro_batches: int, cfg: Config) -> list[Span]:
-    """Some steps with ``cut`` layers on device 0. All that both devices did; gradients equal one device's."""
-    devices = (Device(0), Device(1))
-    places = [devices[0]] * cut + [devices[1]] * (cfg.layers - cut)
+def train(cut: int, micro_batches: int, cfg: Config) -> Timeline:
+    """Some steps with ``cut`` layers on device 0; the gradients must equal those of one device."""
+    places = [0] * cut + [1] * (cfg.layers - cut)
     pieces = list(batch(cfg).chunk(micro_batches))
-    warm_up(places, cfg)
     models = [build(cfg) for _ in range(cfg.steps)]
-    for layers in models:
-        launch_step(layers, places, pieces, cfg).result()
+    with SimulatedDevices(2) as devices:
+        for layers in models:
+            launch_step(devices, layers, places, pieces, cfg)
+            devices.finish()  # the optimizer's step would need all gradients
+        timeline = Timeline(computed(devices.finish()), computed(devices.ideal()))
     for layers in models:
         assert_all_equal(f"cut {cut}", gradients(layers), gradients(reference(cfg)), cfg.tolerance)
-    return spans_of(devices)
+    return timeline
 
 
-def warm_up(places: list[Device], cfg: Config) -> None:
-    """One step that does not count: the first backward of a thread takes longer."""
-    launch_step(build(cfg), places, [batch(cfg)], cfg).result()
-    for device in places:
-        device.log.clear()
-
-
-def two_models(cfg: Config) -> list[Span]:
+def two_models(cfg: Config) -> Timeline:
     """A whole model on each device, and nothing between them: the case in which both can always work."""
-    devices = (Device(0), Device(1))
-    for device in devices:
-        warm_up([device] * cfg.layers, cfg)
-    ends = [launch_step(build(cfg), [device] * cfg.layers, [batch(cfg)], cfg) for device in devices]
-    for end in ends:
-        end.result()
-    return spans_of(devices)
+    with SimulatedDevices(2) as devices:
+        for device in (0, 1):
+            launch_step(devices, build(cfg), [device] * cfg.layers, [batch(cfg)], cfg)
+        return Timeline(computed(devices.finish()), computed(devices.ideal()))
 
 
-def spans_of(devices: tuple[Device, Device]) -> list[Span]:
-    spans = [span for device in devices for span in device.log if span.what != "loss"]
-    return sorted(spans, key=lambda span: span.start)
+def computed(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if span.queue == COMPUTE and span.what != "loss"]
 
 
 def both_at_work(spans: list[Span]) -> float:
     """Seconds in which both devices worked at the same time."""
-    first = [span for span in spans if span.device == 0]
-    second = [span for span in spans if span.device == 1]
-    return sum(max(0.0, min(a.end, b.end) - max(a.start, b.start)) for a in first for b in second)
+    return busy_together(spans, (0, COMPUTE), (1, COMPUTE))
 
 
 def main(cfg: Config) -> None:
+    pieces = cfg.micro_batches
     runs = {
         "4 of 8 layers on device 0": train(4, 1, cfg),
         "2 of 8 layers on device 0": train(2, 1, cfg),
-        f"4 of 8 layers, {cfg.micro_batches} micro-batches": train(4, cfg.micro_batches, cfg),
+        f"4 of 8 layers, {pieces} micro-batches": train(4, pieces, cfg),
         "two independent models": two_models(cfg),
     }
-    for number, (name, spans) in enumerate(runs.items()):
+    expected = dict(zip(runs, (1 / 2, 1 / 2, 1 / (pieces + 1), 0.0), strict=True))
+    lines = {}
+    for number, (name, timeline) in enumerate(runs.items()):
         depends = number < 2  # the whole batch goes through one device after the other
-        if (both_at_work(spans) == 0.0) != depends:
+        if (both_at_work(timeline.executed) == 0.0) != depends:
             was_to = "never to work at once" if depends else "to work at once at times"
             raise CourseError(f"{name}: the devices were {was_to}")
-        print(f"{name}: {'never both at work' if depends else 'both at work at times'}")
-    begin = {name: spans[0].start for name, spans in runs.items()}
-    lines = {
-        name: [[s.device, s.what, s.start - begin[name], s.end - begin[name]] for s in spans]
-        for name, spans in runs.items()
-    }
+        idle = bubble(timeline.ideal, 2)
+        if abs(idle - expected[name]) > 1e-9:
+            raise CourseError(f"{name}: idle is {idle:.1%} of the time, expected {expected[name]:.1%}")
+        together = "never both at work" if depends else "both at work at times"
+        print(f"{name}: {together}; idle by dependencies alone {idle:.1%}")
+        lines[name] = [[s.device, s.what, s.start, s.end] for s in timeline.executed]
     record_results("lab_15_idle", {"lines": lines})
 
 

@@ -292,7 +292,8 @@ def bubble(spans: Sequence[Span], devices: int) -> float:
     """The share of the time, from the first to the last computation, in which devices computed nothing."""
     computed = [span for span in spans if span.queue == COMPUTE]
     length = max(span.end for span in computed) - min(span.start for span in computed)
-    return 1 - sum(span.end - span.start for span in computed) / (devices * length)
+    worked = sum(span.end - span.start for span in computed)
+    return max(0.0, 1 - worked / (devices * length))
 
 
 def _sleep_until(moment: float) -> None:

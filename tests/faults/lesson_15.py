@@ -29,16 +29,23 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "15_idle",
-        "devices = (Device(0), Device(1))\n    for device",
-        "devices = (Device(0),) * 2\n    for device",
+        "build(cfg), [device] * cfg.layers",
+        "build(cfg), [0] * cfg.layers",
         "two independent models: the devices were to work at once at times",
         ranks=0,
     ),
     Fault(
         "15_idle",
-        "self.log.append(Span(self.number, what, start, time.perf_counter()))",
-        "self.log.append(Span(self.number, what, start, time.perf_counter() + 1))",
+        "(0, COMPUTE), (1, COMPUTE)",
+        "(0, COMPUTE), (0, COMPUTE)",
         "4 of 8 layers on device 0: the devices were never to work at once",
+        ranks=0,
+    ),
+    Fault(
+        "15_idle",
+        "train(4, pieces, cfg)",
+        "train(4, 2, cfg)",
+        "micro-batches: idle is 33.3% of the time, expected 20.0%",
         ranks=0,
     ),
     Fault(
