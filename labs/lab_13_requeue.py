@@ -275,7 +275,10 @@ def stop_by_one_rank(story: Story, job: Launch, ranks: int) -> None:
     code = story.watch.exit_code(job)
     story.note(1, ranks, job.attempts()[1], "SIGUSR1 to a rank")
     story.nothing_is_lost()
-    expect("exit codes of the ranks", set(EXIT_CODE.findall(job.errors.read_text())), {"75"})
+    codes = set(EXIT_CODE.findall(job.errors.read_text()))
+    expect(
+        "exit codes of the ranks", codes - {"-15"}, {"75"}
+    )  # -15: torchrun's SIGTERM met a rank at the exit
     expect("exit code of torchrun", code, 1)
     print(
         "    SIGUSR1 to rank 0: all ranks save and leave with exit code 75, torchrun with 1; no step is lost"

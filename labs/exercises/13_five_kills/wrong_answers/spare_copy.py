@@ -1,11 +1,12 @@
-# rejected: before step 11 something was written without save_atomically
+# rejected: something was written without save_atomically
 """Exercise 13: a run that is killed five times, ends equal, and does few steps twice."""
 
 import math
-import pickle
+import shutil
 from pathlib import Path
 
 from shared.runtime.group import Group
+from shared.training.checkpoint import load_checkpoint, save_atomically
 
 
 def choose_interval(steps: int, kills: int, save_cost: float) -> int:
@@ -25,7 +26,7 @@ def train(run, path: Path, interval: int, group: Group) -> None:
     """
     done = 0
     if path.exists():
-        saved = pickle.loads(path.read_bytes())
+        saved = load_checkpoint(path, group.device)
         run.model.load_state_dict(saved["model"])
         run.optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
@@ -33,4 +34,6 @@ def train(run, path: Path, interval: int, group: Group) -> None:
         run.do(step)
         if step % interval == 0 and group.rank == 0:
             state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
-            path.write_bytes(pickle.dumps({"step": step, **state}))
+            save_atomically({"step": step, **state}, path)
+        if step % 10 == 5 and path.exists() and group.rank == 0:
+            shutil.copy(path, path.with_suffix(".spare"))
