@@ -349,11 +349,11 @@ def handed_on(script: Script, function: Function) -> list[ast.Call]:
 def who(script: Script, node: ast.AST, seen: tuple = ()) -> set[str]:
     """Who may come to a node, over all ways from the start of the script.
 
-    one, local one: a single rank, or one of each machine; all; some: cannot be told; unknown: the script
-    does not show who calls the function.
+    one, local one: a single rank, or one of each machine; others: all but one; all; some: cannot be told;
+    unknown: the script does not show who calls the function.
     """
     kinds = guards(script, node)
-    for kind in ("one", "local one"):
+    for kind in ("one", "local one", "others"):
         if kind in kinds:
             return {kind}
     if kinds:

@@ -75,13 +75,11 @@ def _data_is_known(s: Script, data: ast.expr | None) -> bool:
 
 
 def _trains_on(s: Script, call: ast.Call) -> bool:
-    """Whether a loader is one to train on, by its name or because nothing else is loaded."""
-    names = [
-        dotted(one) for around in s.above(call) if isinstance(around, ast.Assign) for one in around.targets
-    ]
-    return bool(methods(s, "backward")) and (
-        any("train" in name for name in names) or len(s.find("DataLoader")) == 1
-    )
+    """Whether a loader is one to train on: by its name, or because all others serve evaluation."""
+    assignments = [one for one in s.above(call) if isinstance(one, ast.Assign)]
+    named = any("train" in dotted(target) for one in assignments for target in one.targets)
+    others = [one for one in s.find("DataLoader") if one is not call and not serves_evaluation(s, one)]
+    return bool(methods(s, "backward")) and (named or not others)
 
 
 @rule("wrong")
@@ -272,8 +270,11 @@ def mode(s: Script) -> Found:
 
 
 def _calls_eval(s: Script, function: Function) -> bool:
-    called = [one.func for one in around_calls(s, function) if isinstance(one.func, ast.Attribute)]
-    return any(one.attr in ("eval", "train") for one in called)
+    for call in around_calls(s, function):
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if method == "eval" or (method == "train" and call.args):  # `model.train(False)`
+            return True
+    return False
 
 
 def _trains_in(s: Script, evals: list[ast.Call]) -> bool:

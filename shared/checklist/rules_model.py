@@ -28,6 +28,7 @@ from .torch_calls import (
 CONVERTING = ("convert_sync_batchnorm", "convert_batch_norm", "convert_syncbn_model")
 NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "resnet18", "resnet34", "resnet50", "resnet101")
 SMALL_BATCH = 16
+MOST_PARTS = 2000
 LOSSES = (
     "cross_entropy",
     "nll_loss",
@@ -117,7 +118,7 @@ def bypass(s: Script) -> Found:
     backward = [
         one for one in s.calls if identifier(one.func) == "backward" and isinstance(one.func, ast.Attribute)
     ]
-    parts = {one for call in backward for one in s.origins(_loss(call), deep=True)}
+    parts = {one for call in backward for one in _computed_from(s, _loss(call))}
     for call in [one for one in s.calls if one in parts]:  # all that takes part in a loss
         if _in_forward(s, call) or _is_wrapped_later(s, call):
             continue
@@ -131,9 +132,32 @@ def bypass(s: Script) -> Found:
                 yield call, "the model computes this loss, not its wrapper"
 
 
+def _computed_from(s: Script, loss: ast.expr) -> list[ast.AST]:
+    """All that takes part in a value, but not how the objects were made whose methods are called."""
+    seen: dict[ast.AST, None] = {}
+    todo: list[ast.AST] = [loss]
+    while todo and len(seen) < MOST_PARTS:
+        one = todo.pop()
+        if one in seen:
+            continue
+        seen[one] = None
+        if not isinstance(one, ast.Call) or not any(_is_forward(function) for function in s.callees(one)):
+            todo += s.origins(one)[1:]
+        if not isinstance(one, ast.Call):
+            todo += ast.iter_child_nodes(one)
+        elif not any(isinstance(part, ast.ClassDef) for part in s.definitions_of(one)):
+            todo += [*one.args, *(part.value for part in one.keywords)]
+            todo += [one.func.value] if isinstance(one.func, ast.Attribute) else []
+    return list(seen)
+
+
 def _in_forward(s: Script, call: ast.Call) -> bool:
     """Whether a model calls its own parts."""
-    return getattr(s.function_of(call), "name", "") in ("forward", "__call__")
+    return _is_forward(s.function_of(call))
+
+
+def _is_forward(function: ast.AST | None) -> bool:
+    return getattr(function, "name", "") in ("forward", "__call__")
 
 
 def _is_wrapped_later(s: Script, call: ast.Call) -> bool:

@@ -323,7 +323,7 @@ def talk(s: Script) -> Found:
             continue
         if argument(s, call, "disable") or argument(s, call, "file") or _says_who(s, call):
             continue
-        if "all" in who(s, call) and not _before_the_end(s, call):
+        if who(s, call) & {"all", "others"} and not _before_the_end(s, call):
             use = "accelerator.print" if uses_accelerate(s) and name == "print" else "let rank 0 do it"
             yield call, f"every rank speaks: {use}, or say which rank it is"
 
@@ -363,7 +363,9 @@ def old(s: Script) -> Found:
         if name in OLD and not (name.endswith("DataParallel") and s.find(*WRAPPERS)):
             yield call, f"{name} is old: use {OLD[name]}"
         options = {_text(one) for one in call.args} if name.endswith(".add_argument") else set()
-        if not LOCAL_RANK_OPTIONS.isdisjoint(options) and not is_managed(s):
+        around = [one.test for one in s.above(call) if isinstance(one, ast.If)]
+        for_all_versions = any(dotted(getattr(test, "left", test)) != "__name__" for test in around)
+        if not LOCAL_RANK_OPTIONS.isdisjoint(options) and not is_managed(s) and not for_all_versions:
             text = "an option for the local rank is of torch.distributed.launch: torchrun sets LOCAL_RANK"
             yield call, text
 

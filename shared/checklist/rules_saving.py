@@ -6,7 +6,7 @@ Each rule yields (place, what is wrong there). Its docstring asks, and says what
 import ast
 from typing import NamedTuple
 
-from .ranks import branches, callers, depends_on_rank, identifier, names_rank, who
+from .ranks import branches, callers, depends_on_rank, identifier, may_follow, names_rank, who
 from .rule import Found, rule
 from .script import Script, dotted
 from .torch_calls import (
@@ -72,7 +72,7 @@ def save(s: Script) -> Found:
         if _in_memory(s, target) or depends_on_rank(s, target):
             continue
         kinds = who(s, call)
-        if "all" in kinds:
+        if kinds & {"all", "others"}:
             yield call, "every rank writes this file: save on rank 0"
         elif "local one" in kinds and "one" not in kinds:
             yield call, "one rank of each machine writes this file: save on the global rank 0"
@@ -219,11 +219,23 @@ def overwrite(s: Script) -> Found:
     """Is a checkpoint written beside the old one? Else a run that dies while it saves cannot be resumed."""
     if not is_distributed(s) or is_managed(s) or any(_replaces(s, one) for one in s.calls):
         return
-    loaded = {_path(s, argument(s, one, "f", 0)) for one in s.calls if s.call_name(one) == "torch.load"}
+    loads = [one for one in s.calls if s.call_name(one) == "torch.load"]
+    paths = [(one, _path(s, argument(s, one, "f", 0))) for one in loads]
     for call, _, target in saves(s):
         path = _path(s, target)
-        if path and path in loaded and not _in_memory(s, target):
+        resumed = [one for one, loaded in paths if loaded == path and not _comes_after(s, call, one)]
+        if path and resumed and not _in_memory(s, target):
             yield call, "the file that is resumed is overwritten: save beside it, then os.replace"
+
+
+def _comes_after(s: Script, saving: ast.Call, loading: ast.Call) -> bool:
+    """Whether a file is loaded only once it has been saved, as to test with it: then nothing is resumed."""
+    firsts: list[ast.Call] = [saving]
+    seconds: list[ast.Call] = [loading]
+    for calls in (firsts, seconds):
+        function = s.function_of(calls[0])
+        calls += callers(s, function) if function else []
+    return any(may_follow(s, first, second) for first in firsts for second in seconds)
 
 
 def _replaces(s: Script, call: ast.Call) -> bool:

@@ -123,9 +123,10 @@ def assigned_items(script: Script, node: ast.expr) -> list[tuple[str, ast.expr]]
         for one in script.nodes:
             if isinstance(one, ast.Assign):
                 for target in one.targets:
-                    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                    if isinstance(target, ast.Subscript):
+                        key = target.slice.value if isinstance(target.slice, ast.Constant) else "?"
                         place = (script.function_of(one), dotted(target.value))
-                        known.setdefault(place, []).append((target.slice.value, one.value))
+                        known.setdefault(place, []).append((str(key), one.value))
     return known.get((script.function_of(node), dotted(node)), [])
 
 
@@ -398,8 +399,20 @@ def _meeting_in(script: Script, function: Function) -> tuple[str, ast.Call | Non
 
 
 def _is_optional(script: Script, call: ast.Call, function: Function) -> bool:
-    """Whether a call stands in a nested function, or under a condition on the rank."""
-    return script.function_of(call) is not function or bool(guards(script, call))
+    """Whether a call stands in a nested function, under a condition on the rank, or under some option."""
+    if script.function_of(call) is not function or guards(script, call):
+        return True
+    conditions = [one.test for one in script.above(call) if isinstance(one, ast.If) and one is not function]
+    return any(_is_option(test) for test in conditions)
+
+
+def _is_option(test: ast.expr) -> bool:
+    """``if use_fsdp:``, that only some runs come past; not ``if distributed:``."""
+    if isinstance(test, ast.UnaryOp):
+        test = test.operand
+    words = ("dist", "ddp", "world", "initialized", "parallel", "rank", "group")
+    plain = isinstance(test, ast.Name | ast.Attribute)
+    return plain and not any(word in identifier(test) for word in words)
 
 
 def seeds_differ(script: Script, call: ast.Call) -> bool:

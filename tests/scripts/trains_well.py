@@ -43,7 +43,9 @@ def evaluate(model, loader, device):
 def save(model, optimizer, scaler):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     state["scaler"] = scaler.state_dict()
-    torch.save(state, LATEST)
+    beside = LATEST.with_suffix(".part")
+    torch.save(state, beside)
+    os.replace(beside, LATEST)
 
 
 def main():
