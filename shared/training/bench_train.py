@@ -53,8 +53,8 @@ def loop_of_the_script(script: Any, arguments: tuple[str, ...], ranks: Any) -> L
     trainer = script.Trainer(data, options, ranks)
     stop_sign = script.StopSign(ranks)
     steps = 1000 * len(to_train)
-    log = script.Log(options, ranks, trainer, None, steps)
-    log.bar.disable = True
+    with contextlib.redirect_stderr(io.StringIO()):  # where its bar goes
+        log = script.Log(options, ranks, trainer, None, steps)
     batches = for_ever(to_train, lambda epoch: to_train.batch_sampler.start_at(epoch, 0))
 
     def take(count: int) -> None:

@@ -77,7 +77,8 @@ def saved_model(path: Path, group: Group) -> nn.Module:
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    if "raise NotImplementedError" in inspect.getsource(answer.fit):
+    lines = [line.strip() for line in inspect.getsource(answer.fit).splitlines()]
+    if any(line.startswith("raise NotImplementedError") for line in lines):
         raise NotImplementedError  # before any rank waits for another
     digits = load_images("digits")
     x = digits.train_x.flatten(1).double().to(group.device)
