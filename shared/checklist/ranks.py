@@ -7,7 +7,10 @@ from .script import Script, dotted
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Ends = ast.Return | ast.Continue | ast.Break | ast.Raise
-OTHER_RANKS = {"lora", "matrix", "low", "num", "max", "full", "tensor"}  # `lora_rank` is no rank of a process
+OF_RANKS = {  # `local_rank` is the rank of a process, `lora_rank` is not
+    "", "cur", "current", "ddp", "dist", "get", "global", "is", "local", "machine", "my", "node", "proc",
+    "process", "self", "this", "world",
+}  # fmt: skip
 DEVICE_RANKS = ("gpu", "gpu_id", "device_id")
 LOCAL_WORDS = ("local", "node")
 MAIN = (
@@ -47,7 +50,7 @@ def is_rank(node: ast.AST) -> bool:
     words = identifier(node).split("_")
     if identifier(node) in DEVICE_RANKS:
         return True
-    return words[-1] == "rank" and OTHER_RANKS.isdisjoint(words)
+    return words[-1] == "rank" and OF_RANKS.issuperset(words[:-1])
 
 
 def names_rank(node: ast.AST) -> bool:
@@ -69,7 +72,8 @@ def is_local(script: Script, node: ast.AST) -> bool:
         isinstance(one, ast.BinOp) and _is_remainder(one) for one in script.origins(node, deep=True)
     ):
         return not on_one_machine(script)
-    is_global = "get_rank" in names or "rank" in names - {identifier(one) for one in ranks}
+    texts = {one.value for one in script.origins(node, deep=True) if isinstance(one, ast.Constant)}
+    is_global = "RANK" in texts or not names.isdisjoint(("get_rank", "global_rank"))
     return (named or from_environment) and not is_global and not on_one_machine(script)
 
 
@@ -356,7 +360,7 @@ def who(script: Script, node: ast.AST, seen: tuple = ()) -> set[str]:
     for kind in ("one", "local one", "others"):
         if kind in kinds:
             return {kind}
-    if kinds:
+    if kinds or _in_turns(script, node):
         return {"some"}
     function = script.function_of(node)
     if function is None:
@@ -372,6 +376,18 @@ def who(script: Script, node: ast.AST, seen: tuple = ()) -> set[str]:
         starts = script.call_name(call).rpartition(".")[2] in LAUNCHERS
         found |= {"all"} if starts else {"unknown"}
     return found or {"unknown"}
+
+
+def _in_turns(script: Script, node: ast.AST) -> bool:
+    """Whether a ``with`` such as ``with rank0_first():`` lets one rank go before the others."""
+    for around in script.above(node):
+        if isinstance(around, ast.With):
+            names = [_decorator(item.context_expr) for item in around.items]
+            if any(word in identifier(name) for name in names for word in ("first", "zero", "main", "rank")):
+                return True
+        if isinstance(around, Function):
+            return False
+    return False
 
 
 def _decorator(node: ast.expr) -> ast.expr:

@@ -9,6 +9,7 @@ from .ranks import (
     MIRROR,
     guards,
     identifier,
+    is_rank,
     loop_of,
     names_rank,
     who,
@@ -75,10 +76,17 @@ def backend(s: Script) -> Found:
     joins = s.find("init_process_group")
     for call in joins if len(joins) == 1 else []:
         names = constants(s, argument(s, call, "backend", 0)) & {"nccl", "gloo"}
-        if names == {"nccl"} and may_be_cpu:
+        if names == {"nccl"} and may_be_cpu and not _gpu_is_set_beside(s, call):
             yield call, "nccl, though the script also chooses the CPU: choose by torch.cuda.is_available()"
         elif names == {"gloo"} and cuda_places(s) and not _only_cpu_works(s):
             yield call, "gloo, though the script uses GPUs: nccl is faster there"
+
+
+def _gpu_is_set_beside(s: Script, call: ast.Call) -> bool:
+    """Whether the lines around it are for GPUs alone, as ``torch.cuda.set_device`` shows."""
+    block = s.parent(s.statement_of(call) or call)
+    setters = s.find("set_device")
+    return any(s.parent(s.statement_of(one) or one) is block for one in setters)
 
 
 def _falls_back(s: Script, choice: ast.IfExp) -> bool:
@@ -108,10 +116,14 @@ def device(s: Script) -> Found:
         if index is None:
             if not chosen and not is_opaque(s):
                 yield node, "cuda without a number is GPU 0 on each rank: take the number from LOCAL_RANK"
-        elif any(type(value) is int for value in values) and "LOCAL_RANK" not in named:
+        elif any(type(value) is int for value in values) and not _may_be_a_rank(s, index, named):
             yield node, "the same GPU on each rank: take its number from LOCAL_RANK"
         elif (comes_from(s, index, "get_rank") or "RANK" in named) and "LOCAL_RANK" not in named:
             yield node, "the second machine has no GPU with the number of a global rank: use LOCAL_RANK"
+
+
+def _may_be_a_rank(s: Script, index: ast.expr, named: set) -> bool:
+    return "LOCAL_RANK" in named or any(is_rank(one) for one in s.origins(index)[1:])
 
 
 def _hides_gpus(s: Script) -> bool:

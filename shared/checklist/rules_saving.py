@@ -6,13 +6,13 @@ Each rule yields (place, what is wrong there). Its docstring asks, and says what
 import ast
 from typing import NamedTuple
 
-from .ranks import branches, callers, depends_on_rank, identifier, may_follow, names_rank, who
+from .files import Function
+from .ranks import branches, callers, depends_on_rank, direct_calls, identifier, may_follow, names_rank, who
 from .rule import Found, rule
 from .script import Script, dotted
 from .torch_calls import (
     argument,
     assigned_items,
-    calls_anything,
     comes_from,
     is_distributed,
     is_managed,
@@ -209,9 +209,15 @@ def _in_memory_load(s: Script, call: ast.Call) -> bool:
     )
 
 
+def _callers(s: Script, place: ast.AST) -> list[ast.Call]:
+    return callers(s, place) if isinstance(place, Function) else []
+
+
 def _is_checkpoint(s: Script, call: ast.Call) -> bool:
     """Whether what is loaded is the state of a model, which was on a GPU; a data set was not."""
-    return calls_anything(s, "load_state_dict")
+    place = s.function_of(call) or s.module_of(call).tree
+    places = [place, *(s.function_of(one) or s.tree for one in _callers(s, place))]
+    return any(identifier(one.func) == "load_state_dict" for part in places for one in direct_calls(s, part))
 
 
 @rule("wrong")
@@ -221,7 +227,9 @@ def overwrite(s: Script) -> Found:
         return
     loads = [one for one in s.calls if s.call_name(one) == "torch.load"]
     paths = [(one, _path(s, argument(s, one, "f", 0))) for one in loads]
-    for call, _, target in saves(s):
+    for call, what, target in saves(s):
+        if not any(_state_of(s, value) for _, value in contents(s, what)):
+            continue
         path = _path(s, target)
         resumed = [one for one, loaded in paths if loaded == path and not _comes_after(s, call, one)]
         if path and resumed and not _in_memory(s, target):
