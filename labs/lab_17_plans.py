@@ -241,6 +241,8 @@ def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str
         ours, found[name] = train(model, tp.loss_alone(cfg), cfg.steps, cfg.lr)
         assert_same_training(name, ours, alone, cfg.tolerance)
         check_calls(f"GPT, {name}", found[name], *expected)
+        if isinstance(model.norm.weight, DTensor) and not model.norm.weight.grad.placements[0].is_partial():
+            raise CourseError(f"{name}: the norm's gradient was to be a summand after backward")
     return found
 
 
