@@ -20,7 +20,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.results import results_folder
 from shared.runtime.run import run
 
-Moment = tuple[str, int]  # what happens to which file, such as "write model.pt", and the how-manieth time
+Moment = tuple[str, int]  # what happens to which file, such as "write model.pt", counted from 1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ FAULTS: list[Fault] = [
         "11_kill_train",
         "resumed = launch(folder, cfg, case.ranks_then)",
         'resumed = launch(folder.with_name("elsewhere"), cfg, case.ranks_then)',
-        "does not go on",
+        "rename step_00000005: is left:",
         ranks=0,
     ),
     # What the script itself must not do. A checkpoint that is half removed must not look complete.
@@ -39,6 +39,14 @@ FAULTS: list[Fault] = [
         'shutil.rmtree(old.rename(old.with_suffix(".part")))  # half removed, it is not complete',
         "shutil.rmtree(old)",
         "looks complete and is not",
+        run="11_kill_train",
+        ranks=0,
+    ),
+    Fault(
+        "10_train",
+        '                sync_to_disk(part / "run.json")\n',
+        "",
+        "run.json is renamed before it is flushed",
         run="11_kill_train",
         ranks=0,
     ),
