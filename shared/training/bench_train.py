@@ -71,7 +71,7 @@ def bare_loop(script: Any, arguments: tuple[str, ...], ranks: Any) -> Loop:
     """The least that trains the same model on the same data with DDP."""
     options = script.parse(list(arguments))
     data = script.load_data(options, ranks)
-    sampler = DistributedSampler(data.train, drop_last=True)
+    sampler: DistributedSampler = DistributedSampler(data.train, drop_last=True)
     loader = DataLoader(
         data.train, options.batch_size // ranks.size, sampler=sampler, drop_last=True, pin_memory=ranks.on_gpu
     )

@@ -1,6 +1,6 @@
 """Rules for labs and exercises.
 
-A *plain* lab is what a reader would copy: torch, tqdm and the standard library, nothing else. The first lab
+A *plain* lab is what a reader would copy: torch, torchvision, tqdm and the standard library alone. The first lab
 of a lesson that torchrun starts is plain. Other labs of the lesson import it and prove it with ``shared``.
 A plain lab that fails on purpose says so in a line of its docstring, ``Ends with:   exit code 1``.
 """
@@ -21,7 +21,7 @@ REJECTED = "# rejected: "
 ACCEPTED = "# accepted: "
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
-PLAIN = {"torch", "tqdm", *sys.stdlib_module_names}
+PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN: dict[str, str] = {}
 
@@ -62,7 +62,7 @@ def starts_with_torchrun(path: Path) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether torchrun starts it, and it needs nothing but torch, tqdm and the standard library."""
+    """Whether torchrun starts it, and it needs nothing but torch, torchvision, tqdm and the standard library."""
     return starts_with_torchrun(path) and imports(path) <= PLAIN
 
 
