@@ -1,8 +1,8 @@
 """Rules for labs and exercises.
 
-A *plain* lab is what a reader would copy: torch, torchvision, tqdm and the standard library alone. The first lab
-of a lesson that torchrun starts is plain. Other labs of the lesson import it and prove it with ``shared``.
-A plain lab that fails on purpose says so in a line of its docstring, ``Ends with:   exit code 1``.
+A *plain* lab is what a reader would copy: torch, torchvision, tqdm and the standard library, nothing else. The
+first lab of a lesson that torchrun starts is plain. Other labs of the lesson import it and prove it with
+``shared``. A plain lab that fails on purpose says so in a line of its docstring, ``Ends with:   exit code 1``.
 """
 
 import ast
@@ -62,7 +62,7 @@ def starts_with_torchrun(path: Path) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether torchrun starts it, and it needs nothing but torch, torchvision, tqdm and the standard library."""
+    """Whether torchrun starts it, and all that it imports is in ``PLAIN``."""
     return starts_with_torchrun(path) and imports(path) <= PLAIN
 
 
