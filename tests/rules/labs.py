@@ -2,8 +2,8 @@
 
 A *plain* lab is what a reader would copy: torch, torchvision, tqdm and the standard library, no more. The
 first lab of a lesson that torchrun starts is plain. Other labs of the lesson import it and prove it with
-``shared``. A plain lab that fails on purpose says so in a line of its docstring: ``Ends with:   exit code
-1``.
+``shared``. A plain lab that fails on purpose says so in a line of its docstring:
+``Ends with:   exit code 1``.
 """
 
 import ast
