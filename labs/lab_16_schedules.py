@@ -5,7 +5,7 @@ Written by:  notebooks/16_pipeline_parallel.ipynb
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -283,9 +283,10 @@ def activations(name: str, micro_batches: int, group: Group, cfg: Config) -> dic
 def assert_memory(group: Group, cfg: Config) -> dict:
     """GPipe keeps all micro-batches, 1F1B as many as there are stages to come; seen by two instruments."""
     few, many = group.world_size + 1, 2 * group.world_size + 1  # as soon as 1F1B has its steady phase
-    found = {
-        name: {number: activations(name, number, group, cfg) for number in (few, many)} for name in BY_HAND
-    }
+    one_block_each = replace(cfg, gpt=replace(cfg.gpt, layers=group.world_size))
+    found = {}
+    for name in BY_HAND:
+        found[name] = {number: activations(name, number, group, one_block_each) for number in (few, many)}
     for number in (few, many):
         for name, expected in (("GPipe", number), ("1F1B", group.world_size - group.rank)):
             live = found[name][number]["live"]
