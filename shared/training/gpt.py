@@ -115,4 +115,4 @@ def token_batch(cfg: GPTConfig, rows: int, step: int) -> tuple[torch.Tensor, tor
     start = torch.randint(cfg.vocabulary, (rows, 1), generator=generator)
     stride = torch.randint(1, 8, (rows, 1), generator=generator)
     rows_of_tokens = (start + stride * torch.arange(cfg.context + 1)) % cfg.vocabulary
-    return rows_of_tokens[:, :-1], rows_of_tokens[:, 1:]
+    return rows_of_tokens[:, :-1].clone(), rows_of_tokens[:, 1:].clone()
