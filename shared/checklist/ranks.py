@@ -7,9 +7,8 @@ from .script import Script, dotted
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Ends = ast.Return | ast.Continue | ast.Break | ast.Raise
-OF_RANKS = {  # `local_rank` is the rank of a process, `lora_rank` is not
-    "", "cur", "current", "ddp", "dist", "get", "global", "is", "local", "machine", "my", "node", "proc",
-    "process", "self", "this", "world",
+OTHER_RANKS = {  # `lora_rank` is no rank of a process
+    "all", "full", "lora", "low", "matrix", "max", "negative", "num", "page", "tensor",
 }  # fmt: skip
 DEVICE_RANKS = ("gpu", "gpu_id", "device_id")
 LOCAL_WORDS = ("local", "node")
@@ -50,7 +49,7 @@ def is_rank(node: ast.AST) -> bool:
     words = identifier(node).split("_")
     if identifier(node) in DEVICE_RANKS:
         return True
-    return words[-1] == "rank" and OF_RANKS.issuperset(words[:-1])
+    return words[-1] == "rank" and OTHER_RANKS.isdisjoint(words)
 
 
 def names_rank(node: ast.AST) -> bool:
@@ -126,6 +125,8 @@ def _find_branches(script: Script, test: ast.AST, depth: int) -> Branches:
     asked = test.func if isinstance(test, ast.Call) else test
     if any(word in identifier(asked) for word in MAIN):
         return ("local one", "local others") if "local" in identifier(asked) else ("one", "others")
+    if is_rank(asked) and identifier(asked).startswith("is_"):  # `is_wandb_rank`
+        return "one", "others"
     if is_rank(asked) and identifier(asked) not in DEVICE_RANKS:
         return ("local others", "local one") if is_local(script, asked) else ("others", "one")
     if depth:

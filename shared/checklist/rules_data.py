@@ -144,6 +144,7 @@ def seeds(s: Script) -> Found:
     if _draws(s):
         for name in SEEDING:
             calls = [one for one in s.calls if s.call_name(one) == name and "all" in who(s, one)]
+            calls = [one for one in calls if not _is_for_an_order(s, one)]
             every = [one for one in s.calls if s.call_name(one) == name]
             if calls and not any(seeds_differ(s, one) for one in every):
                 yield (
@@ -155,6 +156,17 @@ def seeds(s: Script) -> Found:
         alike = comes_from(s, argument(s, call, "generator"), "Generator")
         if alike and argument(s, call, "num_workers", 5) and not any(seeds_differ(s, one) for one in made):
             yield call, "its generator has the same seed on each rank, and so have the workers"
+
+
+def _is_for_an_order(s: Script, seeding: ast.Call) -> bool:
+    """Whether the next line shuffles or splits data: that all ranks must do alike."""
+    statement = s.statement_of(seeding)
+    block = getattr(s.parent(statement) if statement else None, "body", [])
+    if statement not in block:
+        return False
+    after = block[block.index(statement) + 1 : block.index(statement) + 2]
+    names = [identifier(one.func) for line in after for one in ast.walk(line) if isinstance(one, ast.Call)]
+    return any(name in ("shuffle", "sample", "permutation", "randperm", "random_split") for name in names)
 
 
 def _draws(s: Script) -> bool:

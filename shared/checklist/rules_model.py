@@ -6,7 +6,7 @@ Each rule yields (place, what is wrong there). Its docstring asks, and says what
 import ast
 
 from .files import Function
-from .ranks import identifier, is_inside, loop_of, may_follow
+from .ranks import callers, direct_calls, identifier, is_inside, loop_of, may_follow
 from .rule import Found, rule
 from .script import Script, dotted
 from .torch_calls import (
@@ -118,9 +118,10 @@ def bypass(s: Script) -> Found:
     backward = [
         one for one in s.calls if identifier(one.func) == "backward" and isinstance(one.func, ast.Attribute)
     ]
+    backward = [one for one in backward if _steps_beside(s, one)]
     parts = {one for call in backward for one in _computed_from(s, _loss(call))}
     for call in [one for one in s.calls if one in parts]:  # all that takes part in a loss
-        if _in_forward(s, call) or _is_wrapped_later(s, call):
+        if _in_forward(s, call) or _is_wrapped_later(s, call) or not _is_near(s, call, backward):
             continue
         if getattr(call.func, "attr", "") == "module" and is_wrapped(s, receiver(call)):
             yield call, "the module inside the wrapper is called: call the wrapper"
@@ -158,6 +159,20 @@ def _in_forward(s: Script, call: ast.Call) -> bool:
 
 def _is_forward(function: ast.AST | None) -> bool:
     return getattr(function, "name", "") in ("forward", "__call__")
+
+
+def _steps_beside(s: Script, backward: ast.Call) -> bool:
+    """Whether an optimizer steps in the same function: then it is training, and no measurement."""
+    place = s.function_of(backward) or s.module_of(backward).tree
+    return any(identifier(one.func) == "step" for one in direct_calls(s, place))
+
+
+def _is_near(s: Script, call: ast.Call, backward: list[ast.Call]) -> bool:
+    """Whether a call stands in a function that goes backward, or in one that such a function calls."""
+    places = {s.function_of(one) for one in backward}
+    function = s.function_of(call)
+    from_there = any(s.function_of(one) in places for one in callers(s, function)) if function else False
+    return function in places or from_there
 
 
 def _is_wrapped_later(s: Script, call: ast.Call) -> bool:
