@@ -1,5 +1,7 @@
 """The training script is killed, stopped, preempted and requeued, on 2, 3 and 1 ranks, and ends equal.
 
+The script is labs/lab_10_train.py, as it is; this lab is what starts it.
+
 Run it:      python labs/lab_13_requeue.py
 Written by:  notebooks/13_elastic.ipynb
 """
