@@ -45,7 +45,7 @@ def save(model, optimizer, scaler):
     state["scaler"] = scaler.state_dict()
     beside = LATEST.with_suffix(".part")
     torch.save(state, beside)
-    os.replace(beside, LATEST)
+    beside.replace(LATEST)
 
 
 def main():
