@@ -209,7 +209,7 @@ def _kind(script: Script, left: ast.expr, sign: str, right: ast.expr) -> Branche
         one = ("local one", "local others")
     if sign == "Eq" or first or (sign == "In" and set(numbers) in ({0}, {-1, 0})):
         return one
-    if sign == "NotEq" or others or (sign == "NotIn" and set(numbers) in ({0}, {-1, 0})):
+    if sign == "NotEq" or others or (sign == "NotIn" and set(numbers) in ({0}, {-1, 0})):  # codespell:ignore
         return one[1], one[0]
     return "some", "some"
 

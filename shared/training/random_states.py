@@ -1,4 +1,4 @@
-"""Each rank's random numbers, for a checkpoint. Taught in lessons 10 and 11."""
+"""Each rank's random numbers, for a checkpoint. Taught in lesson 11."""
 
 import torch
 
