@@ -9,6 +9,10 @@ SIGUSR1 to a rank, a full disk. Checked is:
 - each start goes on from the checkpoint that was the newest complete one then, and this never becomes older;
 - no process stays;
 - the end equals that of one process that nobody disturbed: weights and momentum, in float64.
+
+Over more than a thousand steps training amplifies rounding beyond 1e-12, and ranks round otherwise than one
+process. Where that bound does not hold, three ranks that nobody disturbs show what rounding alone does, and
+the end must be as near as theirs, within a factor of ten.
 """
 
 import argparse
@@ -21,10 +25,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.runtime.errors import CourseError
+from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.loading import load_file
 from shared.runtime.run import run
 
@@ -38,6 +42,7 @@ FULL_DISK_BYTES = 100_000  # per file: less than a rank's part of a checkpoint, 
 STEPS_PER_EPOCH = 29
 EARLY = 0.3  # of all kills come at a moment of start-up
 START_UP_S = 6.0
+LARGEST_ROUNDING = 1e-8  # a step that is lost, or made twice, changes weights by far more
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,33 @@ def events_of(left: int, restarts: int, draws: random.Random) -> list[str]:
     return events
 
 
+def is_near(watch, run: str, tolerance: float) -> bool:
+    """Whether the end of a run is that of the unbroken one."""
+    cfg = replace(watch.cfg, tolerance=tolerance)
+    try:
+        lab.assert_same_end(watch.folder / run, watch.folder / "unbroken", cfg)
+    except ParityError as error:
+        print(error, flush=True)
+        return False
+    return True
+
+
+def assert_same_end(watch) -> float:
+    """Return the bound within which the end equals that of the unbroken run."""
+    bound = watch.cfg.tolerance
+    if is_near(watch, "run", bound):
+        return bound
+    control = watch.start("control", lab.torchrun(3), "control")
+    lab.expect("exit code of the control", watch.exit_code(control), 0)
+    while not is_near(watch, "control", bound):
+        bound *= 10
+        if bound > LARGEST_ROUNDING:
+            raise CourseError("three ranks that nobody disturbed end elsewhere than one process")
+    if not is_near(watch, "run", 10 * bound):
+        raise CourseError(f"the end differs; three undisturbed ranks are near one process within {bound:.0e}")
+    return 10 * bound
+
+
 def survive(kills: int, draws: random.Random, cfg: Config) -> int:
     """One run to its end, with at most ``kills`` events. Returns how many there were."""
     with tempfile.TemporaryDirectory() as folder:
@@ -150,10 +182,10 @@ def survive(kills: int, draws: random.Random, cfg: Config) -> int:
                 events = events_of(kills - met, restarts, draws)
                 met += one_launch(watch, f"launch {number}", ranks, restarts, events, draws)
             lab.expect("exit code of the unbroken run", watch.exit_code(unbroken), 0)
-            lab.assert_same_end(watch.folder / "run", watch.folder / "unbroken", cfg)
+            bound = assert_same_end(watch)
         finally:
             watch.close()
-    print(f"{met} kills, no process is left, the end equals the unbroken run's within {cfg.tolerance:.0e}")
+    print(f"{met} kills, no process is left, the end equals the unbroken run's within {bound:.0e}")
     return met
 
 
@@ -165,7 +197,7 @@ def main() -> None:
     draws = random.Random(options.seed)
     left = options.kills
     while left > 0:
-        epochs = 4 + 2 * left
+        epochs = 6 + left  # a launch gets some steps further before it is killed
         left -= survive(left, draws, Config(epochs=epochs, steps=epochs * STEPS_PER_EPOCH))
     print(f"survived {options.kills} kills, seed {options.seed}")
 
