@@ -51,6 +51,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path = ROOT
     limit_s: float = LIMIT_S
+    keeps_returns: bool = False  # a carriage return, as of a progress bar, stays one instead of a new line
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +84,9 @@ class Running:
         return not self.alive and not self.store_is_alive
 
     def done(self) -> Done:
-        said = self.output.read_text(encoding="utf-8", errors="replace") if self.output.exists() else ""
+        said = self.output.read_bytes().decode("utf-8", "replace") if self.output.exists() else ""
+        if not self.job.keeps_returns:
+            said = said.replace("\r\n", "\n").replace("\r", "\n")
         return Done([str(self.job.script), *map(str, self.job.arguments)], self.code, said)
 
 

@@ -71,7 +71,7 @@ def job_of(arguments: list[str], folder: Path, variables: dict[str, str]) -> Job
     for name in {*variables, *of_fork}:
         if name.startswith(READ_AT_IMPORT) and variables.get(name) != of_fork.get(name):
             return None
-    return Job(script.resolve(), arguments[3:], int(ranks), variables, folder)
+    return Job(script.resolve(), arguments[3:], int(ranks), variables, folder, keeps_returns=True)
 
 
 class WarmNotebooks:
