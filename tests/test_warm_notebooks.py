@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import SCRIPTS, environment
-from tests.warm_notebooks import COLD, SOCKET, Server, WarmNotebooks, job_of
+from tests.warm_notebooks import CHOICE, SOCKET, Server, WarmNotebooks, job_of
 
 GOOD = """
 import torch.distributed as dist
@@ -84,8 +84,8 @@ def test_a_shell_gets_what_torchrun_says_and_a_failure_is_torchrun_s_own(
 ):
     import pexpect
 
-    for name in (COLD, SOCKET):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(CHOICE, "warm")
+    monkeypatch.delenv(SOCKET, raising=False)
     warm = WarmNotebooks()
     warm.start()
     try:

@@ -1,4 +1,4 @@
-"""Under nbmake most labs of a notebook run in forks of a process that has torch already (``tests/warm.py``).
+"""With RANK_BY_RANK_NOTEBOOKS=warm, nbmake runs most labs in forks of a process that has torch already.
 
 ``!torchrun --standalone --nproc-per-node=N LAB ...`` meets a function of the shell, which asks the server
 below. These are launched by torchrun itself, as for a reader:
@@ -9,7 +9,7 @@ below. These are launched by torchrun itself, as for a reader:
 - each command that fails when it is warm: then torchrun runs it again, and only what that prints counts.
 
 The outputs that nbmake compares with were made by torchrun itself: ``make refresh`` knows nothing of this.
-With RANK_BY_RANK_COLD=1 the tests do not, either.
+The forks are those of ``tests/warm.py``.
 """
 
 import json
@@ -24,7 +24,7 @@ from shared.tools.outputs import OVERWRITTEN
 from tests.helpers import SCRIPTS, environment
 from tests.warm import LINUX, Job, run_jobs
 
-COLD = "RANK_BY_RANK_COLD"
+CHOICE = "RANK_BY_RANK_NOTEBOOKS"
 SOCKET = "RANK_BY_RANK_WARM"
 HOW_MANY = "--nproc-per-node="
 READ_AT_IMPORT = ("ATEN_", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH")
@@ -82,7 +82,7 @@ class WarmNotebooks:
         self.before: dict[str, str | None] = {}
 
     def start(self) -> None:
-        if not LINUX or os.environ.get(COLD) or os.environ.get(SOCKET):
+        if not LINUX or os.environ.get(CHOICE) != "warm" or os.environ.get(SOCKET):
             return
         self.folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.server = Server(Path(self.folder.name))
