@@ -29,7 +29,7 @@ VARYING = {
     r"after \d+ seconds": "after N seconds",
     r"(port: |, )\d{4,}": r"\1PORT",
     # An address of ranks that are gone: nobody listens there, or by now somebody else.
-    r"RuntimeError: .*(Connection refused|Connect timeout|reset by peer|closed by peer).*": (
+    r"RuntimeError: .*(connectFullMesh failed|Connect timeout|reset by peer|closed by peer).*": (
         "RuntimeError: ... Connection refused, Connect timeout, or Connection reset by peer"
     ),
 }
@@ -196,7 +196,7 @@ def a_wrong_address(taken: int, patience_s: float) -> list[Mistake]:
 def old_keys(left: Path, patience_s: float) -> list[Mistake]:
     """``left`` is a file that a crash has left behind."""
     store = url()
-    refused = "^RuntimeError: .*(Connection refused|Connect timeout|reset by peer|closed by peer)"
+    refused = "^RuntimeError: .*(connectFullMesh failed|Connect timeout|reset by peer|closed by peer)"
     return [
         Mistake(
             "reused file",
