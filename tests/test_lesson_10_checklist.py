@@ -66,6 +66,7 @@ def test_each_rule_asks_and_has_a_planted_fault():
         assert rule.severity in SEVERITIES
 
 
+@pytest.mark.slow
 def test_no_python_file_of_this_course_is_too_much():
     paths = [path for folder in ("shared", "labs", "tests") for path in (ROOT / folder).rglob("*.py")]
     assert len(paths) > 100

@@ -18,6 +18,8 @@ from tests.rules.placeholders import placeholder_problems
 from tests.rules.rooms import room_problems
 from tests.test_anatomy import RULES
 
+pytestmark = pytest.mark.slow  # a whole lesson is made in a copy of the checkout
+
 NUMBER = "99"
 TITLE = "Less communication"
 SLUG = "99_less_communication"
@@ -134,7 +136,6 @@ def test_an_edited_lab_is_not_overwritten(course: Path):
     lab.write_text(before, encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_the_notebook_of_a_new_lesson_runs(course: Path):
     done = python("-m", "shared.tools.refresh", NUMBER, root=course, cwd=course)
     assert done.returncode == 0, done.stdout

@@ -136,6 +136,7 @@ def test_a_picture_shows_who_imports_whom(course: Path):
     assert "comm imports runtime" in description
 
 
+@pytest.mark.slow
 def test_the_tool_counts_modules_arrows_and_circles(course: Path):
     done = python("-m", "shared.tools.rooms", root=course, cwd=course)
     assert done.returncode == 0

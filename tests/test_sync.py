@@ -111,6 +111,7 @@ def test_a_cell_may_not_write_outside_of_labs(course: Path):
         read_lessons(course)
 
 
+@pytest.mark.slow
 def test_make_sync_writes_what_differs_and_runs_nothing(tmp_path: Path):
     course = make_course(tmp_path / "course")
     notebook = nbformat.read(course / NOTEBOOK, 4)

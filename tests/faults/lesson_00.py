@@ -15,7 +15,17 @@ FAULTS: list[Fault] = [
     Fault("00_digits", "dist.all_reduce(found)", "dist.broadcast(found, src=0)", "but one process finds"),
     Fault("00_echo", "world_size() // 2:", "world_size():", "no rank failed before it"),
     Fault("00_echo", "world_size() // 2:", "world_size():", "no rank failed before it", "00_fails"),
-    Fault("00_fails", "run(main)", "main()", "Connection closed by peer", launch="torchrun"),
+    Fault(  # no rank ends before the others have heard that it left: else torchrun might end them first
+        "00_fails",
+        "    run(main)",
+        "    import atexit, time\n"
+        "    import torch.distributed as dist\n"
+        "    atexit.register(time.sleep, 3)\n"
+        "    atexit.register(dist.destroy_process_group)\n"
+        "    main()",
+        "Connection closed by peer",
+        launch="torchrun",
+    ),
 ]
 
 STILL_WITHOUT: list[str] = []

@@ -1,5 +1,5 @@
 # rejected: was it rounded, or sent in another order on another rank?
-"""Loops over a set of dtypes: its order depends on where a process keeps its objects."""
+"""Loops over dtypes in an order that differs by rank, as that of a set of dtypes may: it follows addresses."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,8 @@ from torch import nn
 def start_equal(module: nn.Module) -> None:
     tensors = [*module.parameters(), *module.buffers()]
     with torch.no_grad():
-        for dtype in {tensor.dtype for tensor in tensors}:
+        dtypes = sorted({tensor.dtype for tensor in tensors}, key=str, reverse=dist.get_rank() % 2 == 1)
+        for dtype in dtypes:
             same = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.flatten() for tensor in same])
             dist.broadcast(flat, src=0)
