@@ -23,7 +23,7 @@ FAULTS: list[Fault] = [
         "    atexit.register(time.sleep, 3)\n"
         "    atexit.register(dist.destroy_process_group)\n"
         "    main()",
-        "Connection closed by peer",
+        "by peer",  # "Connection closed" or "Connection reset"
         launch="torchrun",
     ),
 ]

@@ -1,5 +1,5 @@
 # rejected: was it rounded, or sent in another order on another rank?
-"""Loops over dtypes in an order that differs by rank, as that of a set of dtypes may: it follows addresses."""
+"""Loops over dtypes in an order that differs by rank, as that of a set may: it follows addresses."""
 
 import torch
 import torch.distributed as dist
