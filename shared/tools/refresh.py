@@ -14,7 +14,7 @@ from shared.tools.lessons import ROOT, Lesson, inputs_digest, read_lessons
 from shared.tools.outputs import clean, problems
 
 KEY = "rank_by_rank"
-TIMEOUT_S = 180
+TIMEOUT_S = 600
 
 
 def is_fresh(lesson: Lesson, root: Path = ROOT) -> bool:
