@@ -478,6 +478,10 @@ class Trainer:
         )
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=options.amp == "fp16")
         self.step = 0  # optimizer steps that are done
+        if ranks.on_gpu:  # torch.manual_seed would also seed every other kind of device, at each step
+            self.noise = torch.cuda.default_generators[ranks.device.index]
+        else:
+            self.noise = torch.default_generator
 
     def train_step(self, images: torch.Tensor, labels: torch.Tensor, steps: int) -> torch.Tensor:
         """One optimizer step on this rank's part of a global batch; returns the sum of its losses.
@@ -487,7 +491,7 @@ class Trainer:
         """
         options = self.options
         ranks = self.ranks
-        torch.manual_seed(seed_of(options.seed, "noise", self.step, ranks.rank))
+        self.noise.manual_seed(seed_of(options.seed, "noise", self.step, ranks.rank))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, steps, options)
         images = images.to(ranks.device, non_blocking=True)

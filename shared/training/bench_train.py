@@ -30,6 +30,7 @@ from shared.runtime.run import run
 SCRIPT = Path(__file__).resolve().parents[2] / "labs" / "lab_10_train.py"
 DIGITS = ("--data", "digits", "--batch-size", "48")
 RESNET = ("--data", "random", "--side", "64", "--model", "resnet18", "--batch-size", "32")
+LARGER = ("--data", "random", "--side", "128", "--model", "resnet18", "--batch-size", "32")
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "asimdbf16")  # of x86 and ARM, in /proc/cpuinfo
 WARM_UP = 5
 
@@ -137,17 +138,19 @@ def bench(group: Group, rounds: int, steps: int, more: dict[str, Callable[..., L
             loops = {
                 "bare DDP loop": bare_loop(script, arguments, ranks),
                 "the script": loop_of_the_script(script, arguments, ranks),
+                "the script, --clip 0": loop_of_the_script(script, (*arguments, "--clip", "0"), ranks),
             }
             for other, build in more.items():
                 loops[other] = build(script, arguments, ranks)
         table(name, in_turns(loops, rounds, count), batch)
-    with contextlib.redirect_stdout(io.StringIO()):
-        loops = {
-            "float32": loop_of_the_script(script, RESNET, ranks),
-            "--amp bf16": loop_of_the_script(script, (*RESNET, "--amp", "bf16"), ranks),
-        }
-    title = f"resnet18, 64 x 64, the script; bf16 instructions of this CPU: {bf16_instructions()}"
-    table(title, in_turns(loops, rounds, steps // 10), 32)
+    for side, arguments in (("64 x 64", RESNET), ("128 x 128", LARGER)):
+        with contextlib.redirect_stdout(io.StringIO()):
+            loops = {
+                "float32": loop_of_the_script(script, arguments, ranks),
+                "--amp bf16": loop_of_the_script(script, (*arguments, "--amp", "bf16"), ranks),
+            }
+        title = f"resnet18, {side}, the script; bf16 instructions of this CPU: {bf16_instructions()}"
+        table(title, in_turns(loops, rounds, steps // 10), 32)
 
 
 def main(more: dict[str, Callable[..., Loop]] | None = None) -> None:
