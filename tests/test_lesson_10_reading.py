@@ -192,6 +192,20 @@ def test_for_gpus_alone_nccl_is_right():
     assert rules_of(source) == []
 
 
+@pytest.mark.parametrize(
+    ("seeded", "expected"),
+    [
+        ("torch.default_generator.manual_seed(SEED + rank)", set()),
+        ("torch.default_generator.manual_seed(SEED)", {"seeds"}),
+        ("torch.Generator().manual_seed(SEED + rank)", {"seeds"}),  # not the one that a model draws from
+    ],
+)
+def test_the_generator_of_a_model_may_be_seeded_by_itself(seeded: str, expected: set[str]):
+    line = "torch.manual_seed(SEED + rank)"
+    assert WELL.count(line) == 1
+    assert set(rules_of(WELL.replace(line, f"torch.manual_seed(SEED)\n    {seeded}"))) == expected
+
+
 def test_a_sharded_model_needs_the_same_seed_on_all_ranks():
     same_seed = WELL.replace("SEED + rank", "SEED")
     assert set(rules_of(same_seed)) == {"seeds"}

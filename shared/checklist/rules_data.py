@@ -146,6 +146,8 @@ def seeds(s: Script) -> Found:
             calls = [one for one in s.calls if s.call_name(one) == name and "all" in who(s, one)]
             calls = [one for one in calls if not _is_for_an_order(s, one)]
             every = [one for one in s.calls if s.call_name(one) == name]
+            if name == "torch.manual_seed":
+                every += _of_default_generators(s)
             if calls and not any(seeds_differ(s, one) for one in every):
                 yield (
                     calls[0],
@@ -156,6 +158,12 @@ def seeds(s: Script) -> Found:
         alike = comes_from(s, argument(s, call, "generator"), "Generator")
         if alike and argument(s, call, "num_workers", 5) and not any(seeds_differ(s, one) for one in made):
             yield call, "its generator has the same seed on each rank, and so have the workers"
+
+
+def _of_default_generators(s: Script) -> list[ast.Call]:
+    """``torch.default_generator.manual_seed(...)`` and the like: they seed what a model draws from."""
+    seeding = [one for one in s.calls if identifier(one.func) == "manual_seed"]
+    return [one for one in seeding if not comes_from(s, receiver(one), "Generator")]
 
 
 def _is_for_an_order(s: Script, seeding: ast.Call) -> bool:
