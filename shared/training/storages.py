@@ -1,14 +1,13 @@
 """Bytes in the storages of all tensors that a thread works with, by kind. Taught in lesson 19."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -29,29 +28,45 @@ class StorageRecorder(TorchDispatchMode):
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.alive = WeakIdKeyDictionary()  # forgets a storage when torch frees it
+        self.alive = WeakIdKeyDictionary()  # {storage: its bytes when last seen}; forgets what torch frees
+        self.at_most = 0  # bytes_alive() is not more: freeing is not subtracted until we add up again
         self.peak = 0
         self._remember(list(tensors))
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
         result = operation(*args, **(kwargs or {}))
         self._remember((args, kwargs, result))
-        if self.bytes_alive() > self.peak:
+        # To add up hundreds of storages takes longer than an operation, so only where it may be a new peak.
+        if self.at_most > self.peak and self.bytes_alive() > self.peak:
             time.sleep(0.003)  # gloo's thread lets go of a message a little after it was sent
             self.peak = max(self.peak, self.bytes_alive())
         return result
 
     def bytes_alive(self) -> int:
-        return sum(storage.nbytes() for storage in self.alive)
+        resized = []
+        total = 0
+        for storage, size in self.alive.items():
+            now = storage.nbytes()
+            total += now
+            if now != size:
+                resized.append(storage)
+        for storage in resized:
+            self.alive[storage] = storage.nbytes()
+        self.at_most = total
+        return total
 
     def reset_peak(self) -> None:
         """From now on ``peak`` is of what follows."""
         self.peak = self.bytes_alive()
 
     def _remember(self, tree: Any) -> None:
-        for one in tree_leaves(tree):
-            if isinstance(one, torch.Tensor):
-                self.alive[local_of(one).untyped_storage()] = None
+        for one in _tensors_in(tree):
+            storage = local_of(one).untyped_storage()
+            size = storage.nbytes()
+            more = size - self.alive.get(storage, 0)
+            if more != 0 or storage not in self.alive:
+                self.alive[storage] = size
+                self.at_most += max(0, more)
 
 
 PARAMETERS = "parameters"
@@ -101,21 +116,36 @@ class PeakByKind(StorageRecorder):
             GRADIENTS: [p.grad for p in self.model.parameters() if p.grad is not None],
             OPTIMIZER: self._optimizer_state(),
         }
-        kind_of = WeakIdKeyDictionary()
+        total = self.bytes_alive()
+        counted = set()
+        found = dict.fromkeys([*held, OTHER], 0)
         for kind, tensors in held.items():
             for tensor in tensors:
-                kind_of[local_of(tensor).untyped_storage()] = kind
-        found = dict.fromkeys([*held, OTHER], 0)
-        for storage in self.alive:
-            found[kind_of.get(storage, OTHER)] += storage.nbytes()
+                storage = local_of(tensor).untyped_storage()
+                if storage._cdata not in counted and storage in self.alive:
+                    counted.add(storage._cdata)
+                    found[kind] += storage.nbytes()
+        found[OTHER] = total - sum(found.values())
         return found
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         if self.optimizer is None:
             return []
-        return [one for one in tree_leaves(dict(self.optimizer.state)) if isinstance(one, torch.Tensor)]
+        return list(_tensors_in(list(self.optimizer.state.values())))
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a ``DTensor``; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors in lists, tuples and dictionaries within each other."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from _tensors_in(one)
+    elif isinstance(tree, dict):
+        for one in tree.values():
+            yield from _tensors_in(one)
