@@ -102,7 +102,7 @@ class PeakByKind(StorageRecorder):
         before = self.peak
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         if self.peak > before:
-            self.at_peak = self.by_kind()
+            self.at_peak = self._by_kind()
         return result
 
     def reset_peak(self) -> None:
@@ -111,21 +111,25 @@ class PeakByKind(StorageRecorder):
 
     def by_kind(self) -> dict[str, int]:
         """{kind: bytes} of what is alive now."""
+        self.bytes_alive()
+        return self._by_kind()
+
+    def _by_kind(self) -> dict[str, int]:
+        """As ``by_kind``, just after all storages have been added up."""
         held: dict[str, list[torch.Tensor]] = {
             PARAMETERS: list(self.model.parameters()),
             GRADIENTS: [p.grad for p in self.model.parameters() if p.grad is not None],
             OPTIMIZER: self._optimizer_state(),
         }
-        total = self.bytes_alive()
         counted = set()
         found = dict.fromkeys([*held, OTHER], 0)
         for kind, tensors in held.items():
             for tensor in tensors:
                 storage = local_of(tensor).untyped_storage()
-                if storage._cdata not in counted and storage in self.alive:
+                if storage._cdata not in counted:
                     counted.add(storage._cdata)
                     found[kind] += storage.nbytes()
-        found[OTHER] = total - sum(found.values())
+        found[OTHER] = self.at_most - sum(found.values())
         return found
 
     def _optimizer_state(self) -> list[torch.Tensor]:
