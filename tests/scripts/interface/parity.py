@@ -1,0 +1,175 @@
+"""Through the adapters alone: each way of training in parallel equals one process after every step.
+
+Run by tests/test_interface.py on several ranks. ``parity.py FAULT`` plants a fault, which must be noticed.
+"""
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import adapters
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+STEPS = 4
+TOLERANCE = 1e-12
+
+
+class Frozen(nn.Module):
+    """A bias and a parameter of its own that do not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16, bias=False)
+        self.second = nn.Linear(16, 16)
+        self.second.bias.requires_grad_(False)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 3, bias=False)
+        self.scale = nn.Parameter(torch.tensor([2.0]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.scale * self.last(self.norm(x))
+
+
+class Tied(nn.Module):
+    """Two layers have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16, bias=False)
+        self.back = nn.Linear(16, 6, bias=False)
+        self.again = nn.Linear(6, 16, bias=False)
+        self.again.weight = self.first.weight
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.back(torch.tanh(self.first(x))))
+        return self.last(torch.tanh(self.again(x)))
+
+
+def new_model(kind: type[nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind().double()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch of all ranks: 12 rows each of 6 and of 3 numbers."""
+    generator = torch.Generator().manual_seed(step)
+    rows = 12 * dist.get_world_size()
+    x = torch.randn(rows, 6, dtype=torch.float64, generator=generator)
+    y = torch.randn(rows, 3, dtype=torch.float64, generator=generator)
+    return x, y
+
+
+def own(rows: torch.Tensor) -> torch.Tensor:
+    return rows.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def assert_equal(what: str, found: dict[str, torch.Tensor], expected: nn.Module) -> None:
+    for name, p in expected.named_parameters():
+        error = (found[name] - p).abs().max().item()
+        assert error <= TOLERANCE, f"{what}: {name} differs by {error:.1e} from one process"
+
+
+def train(
+    what: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    alone: nn.Module,
+    alone_optimizer: torch.optim.Optimizer,
+    after: Callable,
+    full: Callable,
+) -> None:
+    """``after``: what runs between backward and step; ``full``: the whole parameters by name."""
+    for step in range(STEPS):
+        x, y = batch(step)
+        alone_optimizer.zero_grad()
+        F.mse_loss(alone(x), y).backward()
+        alone_optimizer.step()
+        optimizer.zero_grad()
+        F.mse_loss(model(own(x)), own(y)).backward()
+        after(model, optimizer)
+        optimizer.step()
+        assert_equal(f"{what}, step {step + 1}", full(model), alone)
+
+
+def named(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(getattr(model, "module", model).named_parameters())
+
+
+def ddp(kind: type[nn.Module]) -> None:
+    """Ranks begin from different seeds, and end as rank 0's model does alone."""
+    model = adapters.get_ddp(new_model(kind, seed=dist.get_rank()))
+    alone = new_model(kind, seed=0)
+    assert_equal("DDP, before the first step", named(model), alone)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    of_one = torch.optim.SGD(alone.parameters(), lr=0.1)
+    train(f"DDP, {kind.__name__}", model, optimizer, alone, of_one, adapters.ddp_on_after_backward, named)
+
+
+def sharded_optimizer(kind: type[nn.Module]) -> None:
+    model = new_model(kind, seed=1)
+    alone = copy.deepcopy(model)
+    optimizer = adapters.get_sharded_optimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    of_one = torch.optim.AdamW(alone.parameters(), lr=0.1)
+    train(f"sharded optimizer, {kind.__name__}", model, optimizer, alone, of_one, lambda *_: None, named)
+    kept = torch.tensor(sum(len(state) > 0 for state in optimizer.state.values()))
+    dist.all_reduce(kept)
+    learn = sum(p.requires_grad for p in model.parameters())
+    assert kept == learn, f"{kept} states are kept on all ranks together for {learn} parameters that learn"
+
+
+def fsdp(kind: type[nn.Module]) -> None:
+    model = adapters.get_fsdp(new_model(kind, seed=1))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    alone = new_model(kind, seed=1)
+    of_one = torch.optim.SGD(alone.parameters(), lr=0.1)
+    full = adapters.fsdp_gather_full_params
+    train(f"FSDP, {kind.__name__}", model, optimizer, alone, of_one, adapters.fsdp_on_after_backward, full)
+
+
+def no_average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A planted fault: what is whole on each rank keeps the gradient of its own data."""
+
+
+def not_from_rank_0(module: nn.Module) -> nn.Module:
+    """A planted fault: each rank keeps the parameters that it drew."""
+    before = copy.deepcopy(module.state_dict())
+    wrapped = adapters.OverlappedDDP(module)
+    module.load_state_dict(before)
+    return wrapped
+
+
+def whole_state(params, optimizer_cls, **kwargs):
+    """A planted fault: every rank keeps all states, and no gradient is averaged."""
+    return optimizer_cls(params, **kwargs)
+
+
+FAULTS = {
+    "ddp": partial(setattr, adapters, "get_ddp", not_from_rank_0),
+    "optimizer": partial(setattr, adapters, "get_sharded_optimizer", whole_state),
+    "fsdp": partial(setattr, adapters, "fsdp_on_after_backward", no_average),
+}
+
+
+def main() -> None:
+    for fault in sys.argv[1:]:
+        FAULTS[fault]()
+    dist.init_process_group("gloo")
+    ddp(Frozen)
+    ddp(Tied)
+    sharded_optimizer(Frozen)
+    sharded_optimizer(Tied)
+    fsdp(Frozen)
+    if dist.get_rank() == 0:
+        print("5 ways equal one process")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
