@@ -74,6 +74,11 @@ PLANTED = {
         "from shared.checklist.ranks import in_loop",
         ["shared.checklist.rules_data imports shared.checklist.ranks: the checklist stands alone"],
     ),
+    "the doctor needs a package": (
+        "shared/doctor/inside.py",
+        "import torch",
+        ["shared.doctor.inside imports torch: the doctor stands alone"],
+    ),
     "a circle": (
         "shared/runtime/errors.py",
         "from shared.runtime import report, run",
@@ -82,7 +87,7 @@ PLANTED = {
     "a module in no room": (
         "shared/corridor.py",
         "x = 1",
-        ["shared.corridor lies in none of the rooms runtime, comm, training, checklist, tools"],
+        ["shared.corridor lies in none of the rooms runtime, comm, training, checklist, doctor, tools"],
     ),
     "a lab imports a tool": (
         "labs/lab_90_small.py",

@@ -16,8 +16,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comm": {"runtime"},
     "training": {"runtime", "comm"},
     "checklist": set(),
-    "tools": {"runtime", "comm", "training", "checklist"},
+    "doctor": set(),
+    "tools": {"runtime", "comm", "training", "checklist", "doctor"},
 }
+STAND_ALONE = ("checklist", "doctor")
 RUNS_A_TOOL = re.compile(r"-m\s+(shared\.tools(?:\.\w+)*)")
 
 
@@ -33,14 +35,14 @@ def room_problems(root: Path) -> list[str]:
         if here != there and there not in MAY_IMPORT.get(here, set()):
             found.append(f"{module} imports {other}: {here} may not import from {there}")
     found += [f"these import each other in a circle: {', '.join(circle)}" for circle in rooms.circles()]
-    return found + _checklist_problems(root) + _tool_problems(root)
+    return found + _alone_problems(root) + _tool_problems(root)
 
 
-def _checklist_problems(root: Path) -> list[str]:
-    """The checklist can be copied as one folder: relative imports and the standard library, nothing else."""
+def _alone_problems(root: Path) -> list[str]:
+    """Two rooms can be copied as one folder: relative imports and the standard library, nothing else."""
     found = []
     for module, path in modules_of(root).items():
-        if room_of(module) != "checklist":
+        if room_of(module) not in STAND_ALONE:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = []
@@ -52,7 +54,7 @@ def _checklist_problems(root: Path) -> list[str]:
                 names = ["what lies above its folder"]
             for name in names:
                 if name.split(".")[0] not in sys.stdlib_module_names:
-                    found.append(f"{module} imports {name}: the checklist stands alone")
+                    found.append(f"{module} imports {name}: the {room_of(module)} stands alone")
     return found
 
 

@@ -1,0 +1,142 @@
+"""Check of exercise 26. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+
+import torch
+import torch._dynamo  # the first optimizer would do it, in seconds that a collective may not have
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.runtime import exercises
+from shared.runtime.errors import ParityError
+from shared.runtime.exercises import Wrong, check_exercise
+from shared.runtime.group import Group
+from shared.training.parity import assert_same_on_every_rank, parameters
+
+TOLERANCE = 1e-12
+
+
+class Meeting:
+    """Calls a function on all ranks, and notices when it returns on some of them only."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout = timedelta(seconds=timeout_s)
+        self.group = dist.new_group(backend="gloo", timeout=self.timeout)
+
+    def call(self, function: Callable, *args) -> object:
+        name = function.__name__
+        try:
+            found = function(*args)
+        except RuntimeError as error:
+            first_line = str(error).splitlines()[0]
+            if "Timed out" in first_line or "onnection" in first_line:
+                raise Wrong(f"{name} hangs: this rank waits for another one") from None
+            raise Wrong(f"{name} fails: {first_line}") from None
+        try:
+            dist.monitored_barrier(self.group, self.timeout)
+        except RuntimeError:
+            raise Wrong(f"{name} hangs: it has returned here, another rank is still in it") from None
+        return found
+
+
+def check_pass_on(answer: ModuleType, meeting: Meeting, group: Group) -> None:
+    found = meeting.call(answer.pass_on, torch.full((3,), float(group.rank)))
+    before = (group.rank - 1) % group.world_size
+    if not torch.equal(found, torch.full((3,), float(before))):
+        raise Wrong(f"pass_on returns {found.tolist()}, but rank {before} sent {before}")
+
+
+def check_mean_metrics(answer: ModuleType, meeting: Meeting, group: Group) -> None:
+    samples = 2 + 3 * group.rank
+    sums = {"loss": 10.0 + group.rank, "hits": 1.0 * group.rank, "tokens": 100.0}
+    if group.rank % 2:
+        sums = dict(reversed(sums.items()))
+    found = meeting.call(answer.mean_metrics, sums, samples)
+    everyone = range(group.world_size)
+    seen = sum(2 + 3 * rank for rank in everyone)
+    totals = {"loss": sum(10.0 + rank for rank in everyone), "hits": float(sum(everyone))}
+    totals["tokens"] = 100.0 * group.world_size
+    means_of_tokens = sum(100.0 / (2 + 3 * rank) for rank in everyone) / group.world_size
+    if group.world_size > 1 and abs(found.get("tokens", 0.0) - means_of_tokens) < TOLERANCE:
+        raise Wrong("mean_metrics returns the mean of the ranks' means, but the ranks have unequal samples")
+    for name, total in totals.items():
+        if name not in found or abs(found[name] - total / seen) > TOLERANCE:
+            raise Wrong(f"mean_metrics: {name} is {found.get(name)}, expected {total / seen}")
+
+
+def classifier(group: Group) -> DistributedDataParallel:
+    torch.manual_seed(26)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).to(group.device)
+    ddp = DistributedDataParallel(model)
+    for _ in range(2):
+        ddp(torch.randn(8, 4, device=group.device)).sum().backward()
+    return ddp
+
+
+def check_accuracy(answer: ModuleType, meeting: Meeting, group: Group) -> None:
+    ddp = classifier(group)
+    sizes = [3 + 4 * rank for rank in range(group.world_size)]
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(sum(sizes), 4, generator=generator).to(group.device)
+    y = torch.randint(3, (sum(sizes),), generator=generator).to(group.device)
+    alone = copy.deepcopy(ddp.module).eval()
+    expected = (alone(x).argmax(1) == y).double().mean().item()
+    buffers = [buffer.clone() for buffer in ddp.buffers()]
+    own = slice(sum(sizes[: group.rank]), sum(sizes[: group.rank + 1]))
+    found = meeting.call(answer.accuracy, ddp, x[own], y[own])
+    if abs(found - expected) > 1e-6:
+        raise Wrong(f"accuracy returns {found:.4f}, expected {expected:.4f}")
+    if not ddp.training:
+        raise Wrong("accuracy leaves the model in evaluation mode")
+    if not all(torch.equal(a, b) for a, b in zip(buffers, ddp.buffers(), strict=True)):
+        raise Wrong("accuracy changes the model's buffers")
+
+
+def check_train(answer: ModuleType, meeting: Meeting, group: Group) -> None:
+    """Rank r has 5 + r batches; the second of rank 0 and the fourth of the last rank have a bad loss."""
+    last = group.world_size - 1
+    generator = torch.Generator().manual_seed(group.rank)
+    batches = []
+    for number in range(5 + group.rank):
+        x = torch.randn(4, 2, generator=generator)
+        y = torch.randn(4, 1, generator=generator)
+        if (group.rank, number) in ((0, 1), (last, 3)):
+            y[0] = torch.nan
+        batches.append((x.to(group.device), y.to(group.device)))
+    torch.manual_seed(26)
+    ddp = DistributedDataParallel(nn.Linear(2, 1).to(group.device))
+    before = [p.detach().clone() for p in ddp.parameters()]
+    found = meeting.call(answer.train, ddp, torch.optim.SGD(ddp.parameters(), 0.1), batches)
+    if not all(p.isfinite().all() for p in ddp.parameters()):
+        raise Wrong("train: the parameters are no numbers any more")
+    if found != 3:
+        raise Wrong(
+            f"train returns {found}, but 3 of the 5 batches that all ranks have are good on all ranks"
+        )
+    if all(torch.equal(p, old) for p, old in zip(ddp.parameters(), before, strict=True)):
+        raise Wrong("train leaves the parameters as they were")
+    try:
+        assert_same_on_every_rank("parameter", parameters(ddp.module))
+    except ParityError as error:
+        raise Wrong(f"train: {error}") from None
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    lines = [line.strip() for line in inspect.getsource(answer).splitlines()]
+    if any(line.startswith("raise NotImplementedError") for line in lines):
+        raise NotImplementedError  # before any rank waits for another
+    meeting = Meeting(exercises.TIMEOUT_S)
+    check_pass_on(answer, meeting, group)
+    check_mean_metrics(answer, meeting, group)
+    check_accuracy(answer, meeting, group)
+    check_train(answer, meeting, group)
+    return f"four functions, mended, on {group.world_size} ranks. Well done."
+
+
+if __name__ == "__main__":
+    check_exercise("26_mend_four", verify)

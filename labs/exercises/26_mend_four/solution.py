@@ -1,0 +1,125 @@
+"""Exercise 26: four functions, each of which hangs or is wrong on several ranks."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def pass_on(x: torch.Tensor) -> torch.Tensor:
+    """Send ``x`` to the next rank, the last one to rank 0, and return what the rank before has sent."""
+    # solution: begin
+    # solution: found
+    # raise NotImplementedError  # your turn: remove this line, and mend the four functions
+    # solution: end
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(x)
+    # solution: begin
+    calls = [
+        dist.P2POp(dist.isend, x, (rank + 1) % ranks),
+        dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+    ]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    # solution: found
+    # dist.send(x, (rank + 1) % ranks)
+    # dist.recv(received, (rank - 1) % ranks)
+    # solution: end
+    return received
+
+
+def mean_metrics(sums: dict[str, float], samples: int) -> dict[str, float]:
+    """The mean of each metric over the samples of all ranks, on every rank.
+
+    ``sums`` are this rank's sums over its ``samples``. All ranks have the same names, in any order.
+    """
+    # solution: begin
+    names = sorted(sums)
+    total = torch.tensor([*(sums[name] for name in names), samples], dtype=torch.float64)
+    dist.all_reduce(total)
+    return dict(zip(names, (total[:-1] / total[-1]).tolist(), strict=True))
+    # solution: found
+    # means = {}
+    # for name, total in sums.items():
+    #     mean = torch.tensor(total / samples, dtype=torch.float64)
+    #     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    #     means[name] = mean.item()
+    # return means
+    # solution: end
+
+
+@torch.no_grad()
+def accuracy(ddp: DistributedDataParallel, x: torch.Tensor, y: torch.Tensor) -> float:
+    """The share of all ranks' samples that the model recognises, on every rank.
+
+    ``x`` and ``y`` are this rank's test samples; the ranks have different numbers of them. Leave the model in
+    training mode, and its buffers as they are.
+    """
+    ddp.eval()
+    # solution: begin
+    hits = (ddp.module(x).argmax(1) == y).sum()
+    counts = torch.stack([hits, torch.tensor(len(y), device=hits.device)])
+    dist.all_reduce(counts)
+    share = (counts[0] / counts[1]).item()
+    # solution: found
+    # share = 0.0
+    # if dist.get_rank() == 0:
+    #     hits = (ddp(x).argmax(1) == y).sum()
+    #     share = (hits / len(y)).item()
+    # solution: end
+    ddp.train()
+    return share
+
+
+def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, batches: list) -> int:
+    """Train on this rank's ``batches``, (x, y) each, and return how many steps were made, as all ranks do.
+
+    A step is made if each rank has a batch left and each rank's loss is finite. If a loss is not, all ranks
+    leave their batch out. After a rank has run out, no step is made.
+    """
+    steps = 0
+    # solution: begin
+    remaining = iter(batches)
+    while True:
+        batch = next(remaining, None)
+        has_data = torch.tensor(float(batch is not None), device=next(ddp.parameters()).device)
+        dist.all_reduce(has_data, op=dist.ReduceOp.MIN)
+        if not has_data:
+            return steps
+        x, y = batch
+        loss = F.mse_loss(ddp(x), y)
+        finite = loss.detach().isfinite().float()
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        if finite:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+    # solution: found
+    # for x, y in batches:
+    #     loss = F.mse_loss(ddp(x), y)
+    #     if not loss.isfinite():
+    #         continue
+    #     optimizer.zero_grad()
+    #     loss.backward()
+    #     optimizer.step()
+    #     steps += 1
+    # return steps
+    # solution: end
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ddp = DistributedDataParallel(nn.Linear(2, 1))
+    batches = [(torch.ones(4, 2), torch.ones(4, 1))] * (3 + rank)
+    received = pass_on(torch.tensor([float(rank)]))
+    made = train(ddp, torch.optim.SGD(ddp.parameters(), 0.1), batches)
+    print(f"rank {rank} of {ranks} got {received.item()} and made {made} steps")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""A stage: two ranks play a failure, broken and cured, and what each of them says is compared.
+
+Run it:      python labs/lab_26_stage.py
+Written by:  notebooks/26_when_it_hangs.ipynb
+
+The ranks are forks of one process that has imported torch, so a case takes a fraction of a second.
+"""
+
+import gc
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection
+from pathlib import Path
+
+import torch
+import torch._dynamo  # the first optimizer would import it, in each rank
+import torch.distributed as dist
+
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime.group import read_environment
+from shared.runtime.ports import HERE, free_ports
+from shared.runtime.processes import FORK
+from shared.runtime.run import die_with_launcher, run
+
+HANG, ERROR, WRONG = "a hang", "an error", "wrong numbers"
+RANKS = 2
+ANY = -1  # in place of a rank: one of them says it, whichever is the first to lose patience
+AT_ONCE = 6  # most cases only wait
+LONGEST = 160  # characters of a message that are shown
+# What differs from run to run, or tells of this machine, and what is shown instead.
+VARYING = {
+    r"\[[^\[\]\s]*\.(cc|cpp|h|hpp):\d+\]:? ?": "",  # a place in C++
+    r"\[?(127\.0\.0\.1|::1|localhost|::ffff:127\.0\.0\.1)\]?(:|, )\d+": "ADDRESS",
+    r"(port: |port )\d+": r"\1PORT",
+    r"(after|within) \d+ ?(ms|milliseconds|seconds)": r"\1 N \2",
+    r"\b0x[0-9a-f]+\b": "0x...",
+    r"\[enforce fail at [^\]]*\] ": "",
+    r"/(home|root|tmp|work|usr|Users|opt|var|mnt|__w)/[\w./-]*/": ".../",
+    r"Warning\b": "warning",
+    r"(recv|send) operation": "recv or send operation",
+    r"(Read error .*?)?Connection (closed|reset) by peer.*": "Connection closed by peer",
+    r"(connectFullMesh failed) with .*": r"\1",
+    r"(\.invalid, )\d+": r"\1PORT",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    limit_s: float = 60.0  # then a rank is ended; the cases themselves wait for a second or two
+
+
+@dataclass(frozen=True)
+class Case:
+    """One failure.
+
+    Attributes:
+        play: ``play(rank, cured)``, called on each rank. What it returns or raises is what the rank says.
+        see: HANG, ERROR or WRONG.
+        says: {rank or ANY: regular expression}: what is said when it is broken. The first entry is shown.
+        right: a regular expression: what all ranks say when it is cured.
+        timeout_s: how long a collective waits, in place of half an hour.
+        forms_group: whether the ranks have a process group before ``play`` is called.
+    """
+
+    name: str
+    play: Callable[[int, bool], object]
+    see: str
+    says: dict[int, str]
+    right: str
+    did: str
+    cause: str
+    cure: str
+    lesson: str
+    timeout_s: float = 2.0
+    forms_group: bool = True
+
+
+def collector(cases: list[Case]) -> Callable:
+    """A decorator that makes a case of a function and its facts, and appends it to ``cases``."""
+
+    def case(see: str, **facts) -> Callable:
+        def collect(play: Callable) -> Callable:
+            cases.append(Case(name=play.__name__, play=play, see=see, **facts))
+            return play
+
+        return collect
+
+    return case
+
+
+def folder_of_case() -> Path:
+    """A folder that the ranks of one play share."""
+    path = os.environ.get("CASE_FOLDER", f"{tempfile.gettempdir()}/case-{os.environ['MASTER_PORT']}")
+    Path(path).mkdir(exist_ok=True)
+    return Path(path)
+
+
+def other_port() -> int:
+    """A second free port, for cases that form a group in their own way."""
+    return int(os.environ.get("CASE_PORT", int(os.environ["MASTER_PORT"]) + 1))
+
+
+def act(case: Case, rank: int, cured: bool) -> str:
+    """Be one rank of a case, and return what it says."""
+    torch.set_num_threads(1)
+    if case.forms_group:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        dist.barrier()  # whatever comes next does not count what it took to meet
+        dist.distributed_c10d.set_timeout(timedelta(seconds=30 if cured else case.timeout_s))
+    return str(case.play(rank, cured))
+
+
+class Play:
+    """One case on its ranks, broken or cured; each rank is a fork."""
+
+    def __init__(self, case: Case, cured: bool) -> None:
+        self.case = case
+        self.cured = cured
+        self.said: dict[int, str] = {}
+        self.processes: dict = {}  # {receiving end of a pipe: (rank, process)}
+        self.ends_at = 0.0
+        self.folder = Path()
+
+    def start(self, cfg: Config) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="case-"))
+        self.ends_at = time.monotonic() + cfg.limit_s
+        ports = free_ports(2)
+        for rank in range(RANKS):
+            receiver, sender = FORK.Pipe(duplex=False)
+            process = FORK.Process(target=self.be_rank, args=(rank, ports, sender))
+            process.start()
+            sender.close()
+            self.processes[receiver] = (rank, process)
+
+    def be_rank(self, rank: int, ports: list[int], sender: connection.Connection) -> None:
+        """In the fork: say what comes of it, then stay, because others may still talk to this rank."""
+        die_with_launcher()
+        errors = os.open(self.folder / f"rank_{rank}.txt", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+        names |= {"MASTER_ADDR": HERE, "MASTER_PORT": ports[0], "CASE_PORT": ports[1]}
+        names |= {"CASE_FOLDER": self.folder}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        try:
+            said = act(self.case, rank, self.cured)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        except SystemExit as error:
+            os._exit(error.code)
+        sender.send(said)
+        signal.pause()
+
+    def listen(self, receiver: connection.Connection) -> None:
+        rank, process = self.processes[receiver]
+        try:
+            self.said[rank] = receiver.recv()
+        except EOFError:
+            process.join()
+            self.said[rank] = f"ended with exit code {process.exitcode}"
+
+    def is_over(self) -> bool:
+        return len(self.said) == RANKS or time.monotonic() > self.ends_at
+
+    def end(self) -> None:
+        for receiver, (rank, process) in self.processes.items():
+            process.kill()
+            process.join()
+            receiver.close()
+            also = (self.folder / f"rank_{rank}.txt").read_text(encoding="utf-8", errors="replace")
+            self.said[rank] = f"{self.said.get(rank, 'nothing: it was ended')}\n{also}".strip()
+        shutil.rmtree(self.folder)
+
+
+def play_all(plays: list[Play], cfg: Config) -> None:
+    """Play them, a few at once; each play then holds what its ranks said."""
+    gc.collect()
+    gc.freeze()  # the collector of a rank need not look at all of torch
+    waiting = list(plays)
+    running: list[Play] = []
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            play = waiting.pop(0)
+            play.start(cfg)
+            running.append(play)
+        owner = {
+            receiver: play
+            for play in running
+            for receiver, (rank, _) in play.processes.items()
+            if rank not in play.said
+        }
+        for receiver in connection.wait(list(owner), timeout=0.1):
+            owner[receiver].listen(receiver)
+        for play in [play for play in running if play.is_over()]:
+            play.end()
+            running.remove(play)
+
+
+def shown(text: str) -> str:
+    """One line of a message, without what differs from run to run."""
+    for varying, instead in VARYING.items():
+        text = re.sub(varying, instead, text)
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 4].rstrip() + " ..."
+
+
+def line_with(pattern: str, text: str) -> str:
+    """The line of ``text`` that matches."""
+    for line in text.splitlines():
+        if re.search(pattern, line):
+            return line
+    raise CourseError(f"no line matches {pattern!r}")
+
+
+def name_of(rank: int) -> str:
+    return "a rank" if rank == ANY else f"rank {rank}"
+
+
+def by_rank(play: Play, rank: int) -> str:
+    """What a rank said, or all of them."""
+    return "\n".join(play.said.values()) if rank == ANY else play.said[rank]
+
+
+def judge(broken: Play, cured: Play) -> dict[str, str]:
+    """A row of the gallery, or ``CourseError``: a rank did not say what we say that it says."""
+    case = broken.case
+    for rank, pattern in case.says.items():
+        said = by_rank(broken, rank)
+        if not re.search(pattern, said, re.MULTILINE):
+            raise CourseError(f"{case.name}: {name_of(rank)} said {said!r}, expected {pattern!r}")
+    if all(re.search(case.right, said, re.MULTILINE) for said in broken.said.values()):
+        raise CourseError(f"{case.name}: all ranks are right although it is broken")
+    for rank, said in cured.said.items():
+        if not re.search(case.right, said, re.MULTILINE):
+            raise CourseError(f"{case.name}, cured: rank {rank} said {said!r}, expected {case.right!r}")
+    rank, pattern = next(iter(case.says.items()))
+    return {
+        "name": case.name,
+        "see": case.see,
+        "rank": name_of(rank),
+        "text": shown(line_with(pattern, by_rank(broken, rank))),
+        "right": shown(line_with(case.right, cured.said[max(rank, 0)])),
+        "did": case.did,
+        "cause": case.cause,
+        "cure": case.cure,
+        "lesson": case.lesson,
+    }
+
+
+def rows_of(cases: list[Case], cfg: Config) -> list[dict[str, str]]:
+    """Play each case twice and return its rows. All failures to fail are told at once."""
+    plays = {case.name: (Play(case, cured=False), Play(case, cured=True)) for case in cases}
+    play_all([play for pair in plays.values() for play in pair], cfg)
+    rows = []
+    complaints = []
+    for broken, cured in plays.values():
+        try:
+            rows.append(judge(broken, cured))
+        except CourseError as error:
+            complaints.append(str(error))
+    if complaints:
+        raise CourseError("\n".join(complaints))
+    return rows
+
+
+def chosen(cases: list[Case], names: list[str]) -> list[Case]:
+    known = {case.name: case for case in cases}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InputError(f"there is no case {unknown[0]}; there are {', '.join(known)}")
+    return [known[name] for name in names] or cases
+
+
+def perform(cases: list[Case], cfg: Config) -> None:
+    """The ``main`` of a lab with cases: play all of them, or those that the command line names.
+
+    Under torchrun: be one rank of one case, without a stage, and let its error come through.
+    """
+    names = [word for word in sys.argv[1:] if word != "--cured"]
+    chosen_cases = chosen(cases, names)
+    if "RANK" in os.environ:
+        if len(names) != 1:
+            raise InputError("under torchrun, name one case")
+        rank, _, _ = read_environment()
+        print(f"rank {rank}: {act(chosen_cases[0], rank, '--cured' in sys.argv)}")
+        return
+    for row in rows_of(chosen_cases, cfg):
+        print(f"{row['name']}\n  {row['see']}, {row['rank']}: {row['text']}\n  cured: {row['right']}")
+
+
+def one_rank_only(rank: int, cured: bool) -> float:
+    """A collective that one rank does not call."""
+    x = torch.ones(4)
+    if cured or rank == 0:
+        dist.all_reduce(x)
+    return x.sum().item()
+
+
+def main(cfg: Config) -> None:
+    cases: list[Case] = []
+    collector(cases)(
+        HANG,
+        says={0: "Timed out waiting 2000ms for recv operation to complete", 1: "^4.0$"},
+        right="^8.0$",
+        did="`all_reduce` under `if rank == 0`",
+        cause="one rank does not call it",
+        cure="all ranks call it",
+        lesson="04",
+    )(one_rank_only)
+    perform(cases, cfg)
+
+
+if __name__ == "__main__":
+    run(main, Config())

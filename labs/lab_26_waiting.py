@@ -1,0 +1,371 @@
+"""Failures in which a rank waits for something that does not come.
+
+Run it:      python labs/lab_26_waiting.py
+or:          torchrun --standalone --nproc-per-node=2 labs/lab_26_waiting.py both_send_first
+Written by:  notebooks/26_when_it_hangs.ipynb
+"""
+
+import os
+import sys
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+from lab_26_stage import ANY, ERROR, HANG, Case, Config, collector, other_port, perform
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.runtime.ports import HERE
+from shared.runtime.run import run
+
+CASES: list[Case] = []
+case = collector(CASES)
+TIMED_OUT = r"Timed out waiting \d+ms for (recv|send) operation to complete"
+
+
+@case(
+    HANG,
+    says={0: TIMED_OUT, 1: "^4.0$"},
+    right="^8.0$",
+    did="a collective under `if rank == 0`",
+    cause="the others do not call it",
+    cure="call it on all ranks, use its result on one",
+    lesson="04",
+)
+def collective_on_rank_0(rank: int, cured: bool) -> float:
+    x = torch.ones(4)
+    if cured or rank == 0:
+        dist.all_reduce(x)
+    return x.sum().item()
+
+
+@case(
+    ERROR,
+    says={0: "Connection closed by peer|Connection reset by peer"},
+    right="^8.0$",
+    did="one rank ends while others wait for it",
+    cause="an echo: the error to look for is that of the rank that left",
+    cure="find the first error; apply `record`",
+    lesson="00",
+)
+def a_rank_has_left(rank: int, cured: bool) -> float:
+    if not cured and rank == 1:
+        sys.exit(1)
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    return x.sum().item()
+
+
+@case(
+    ERROR,
+    says={0: r"Rank 1 failed to pass monitoredBarrier in 1000 ms"},
+    right="^through$",
+    did="`monitored_barrier`, and a rank is missing",
+    cause="rank 1 is elsewhere: this barrier names it",
+    cure="look at what the named rank does instead",
+    lesson="12",
+)
+def monitored_barrier(rank: int, cured: bool) -> str:
+    if cured or rank == 0:
+        dist.monitored_barrier(timeout=timedelta(seconds=30 if cured else 1))
+    return "through"
+
+
+@case(
+    HANG,
+    says={0: TIMED_OUT},
+    right="^8.0$",
+    did="a rank works longer than the time-out, such as downloading or preparing data",
+    cause="nobody is missing, one is late",
+    cure="a longer `timeout=` for this group or for a barrier of its own",
+    lesson="12",
+    timeout_s=0.5,
+)
+def slower_than_the_timeout(rank: int, cured: bool) -> float:
+    if rank == 1:
+        time.sleep(1.5)
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    return x.sum().item()
+
+
+@case(
+    HANG,
+    says={1: TIMED_OUT, 0: "^2 steps$"},
+    right="^[23] steps$",
+    did="one rank has more batches than the other",
+    cause="DDP all-reduces in each backward, and one rank has stopped",
+    cure="`Join`, `drop_last`, or ask all ranks whether they have data",
+    lesson="12",
+)
+def one_batch_more(rank: int, cured: bool) -> str:
+    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    steps = 2 + rank
+    with Join([ddp]) if cured else nullcontext():
+        for _ in range(steps):
+            ddp(torch.ones(2, 4)).sum().backward()
+    return f"{steps} steps"
+
+
+@case(
+    ERROR,
+    says={ANY: "op.preamble.length <= op.nbytes"},
+    right="^2 epochs$",
+    did="evaluation on rank 0, by `ddp(x)`",
+    cause="DDP's forward broadcasts buffers; the others go on, and the calls no longer fit",
+    cure="evaluate `ddp.module` there, or on all ranks",
+    lesson="08",
+)
+def evaluates_on_rank_0(rank: int, cured: bool) -> str:
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    for _ in range(2):
+        ddp(torch.randn(8, 4)).sum().backward()
+        if rank == 0:
+            model = ddp.module if cured else ddp
+            with torch.no_grad():
+                model(torch.randn(8, 4))
+    dist.barrier()
+    return "2 epochs"
+
+
+@case(
+    HANG,
+    says={0: TIMED_OUT},
+    right="^(1|2) of 2 batches$",
+    did="`continue` after a loss that is not finite, on the rank that had it",
+    cause="the other rank waits in backward",
+    cure="skip on all ranks: all-reduce whether the loss is finite",
+    lesson="12",
+)
+def skips_a_bad_batch(rank: int, cured: bool) -> str:
+    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    used = 0
+    for batch in range(2):
+        bad = rank == 1 and batch == 1
+        loss = ddp(torch.full((2, 4), torch.nan if bad else 1.0)).sum()
+        finite = loss.isfinite().float()
+        if cured:
+            dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        if not finite:
+            continue
+        loss.backward()
+        used += 1
+    return f"{used} of 2 batches"
+
+
+@case(
+    HANG,
+    says={1: TIMED_OUT},
+    right="^stopped after 2$",
+    did="each rank stops early by its own loss",
+    cause="they stop at different steps",
+    cure="decide by a number that all ranks have, such as the reduced loss",
+    lesson="12",
+)
+def stops_early(rank: int, cured: bool) -> str:
+    for step in range(1, 5):
+        loss = torch.tensor(1.0 / (step * (2 - rank)))
+        mean = loss.clone()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        if (mean if cured else loss) < 0.4:
+            break
+    return f"stopped after {step}"
+
+
+@case(
+    HANG,
+    says={0: TIMED_OUT},
+    right="^64 numbers$",
+    did="`full_tensor()` or a full state dict on rank 0 alone",
+    cause="it gathers the shards of all ranks",
+    cure="all ranks gather, rank 0 writes",
+    lesson="19",
+)
+def gathers_on_rank_0(rank: int, cured: bool) -> str:
+    layer = fully_shard(nn.Linear(8, 8), mesh=init_device_mesh("cpu", (2,)))
+    if cured or rank == 0:
+        return f"{layer.weight.full_tensor().numel()} numbers"
+    return "64 numbers"
+
+
+@case(
+    HANG,
+    says={ANY: TIMED_OUT},
+    right="^1.0$",
+    did="both ranks `send`, then `recv`",
+    cause="each waits until the other receives; gloo holds nothing back, even ten numbers",
+    cure="`batch_isend_irecv`",
+    lesson="03",
+    forms_group=False,
+)
+def both_send_first(rank: int, cured: bool) -> float:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30 if cured else 4))
+    x = torch.ones(10)
+    y = torch.zeros(10)
+    if cured:
+        sending = dist.P2POp(dist.isend, x, 1 - rank)
+        receiving = dist.P2POp(dist.irecv, y, 1 - rank)
+        for work in dist.batch_isend_irecv([sending, receiving]):
+            work.wait()
+    else:
+        dist.send(x, 1 - rank)
+        dist.recv(y, 1 - rank)
+    return y.mean().item()
+
+
+@case(
+    HANG,
+    says={ANY: TIMED_OUT},
+    right=r"^\(2.0, 2.0\)$",
+    did="`all_reduce`, then `broadcast` on one rank; the other way round on the other",
+    cause="calls are paired by their order, not by their names",
+    cure="the same order on all ranks",
+    lesson="04",
+)
+def kinds_in_another_order(rank: int, cured: bool) -> tuple[float, float]:
+    a = torch.ones(4)
+    b = torch.full((4,), 2.0)
+    calls = [lambda: dist.all_reduce(a), lambda: dist.broadcast(b, src=0)]
+    if not cured and rank == 1:
+        calls.reverse()
+    for call in calls:
+        call()
+    return a[0].item(), b[0].item()
+
+
+@case(
+    HANG,
+    says={ANY: TIMED_OUT},
+    right="^4.0$",
+    did="two groups, used in another order on each rank",
+    cause="each rank waits in a group that the other has not come to yet",
+    cure="one order of groups for all ranks",
+    lesson="04",
+)
+def groups_in_another_order(rank: int, cured: bool) -> float:
+    patience = timedelta(seconds=30 if cured else 1)
+    groups = [dist.new_group([0, 1], timeout=patience) for _ in range(2)]
+    if not cured and rank == 1:
+        groups.reverse()
+    x = torch.ones(1)
+    for group in groups:
+        dist.all_reduce(x, group=group)
+    return x.item()
+
+
+@case(
+    HANG,
+    says={0: "Timed out|timed out|timeout|onnect"},
+    right="^formed$",
+    did="`new_group` on some ranks only",
+    cause="all ranks must make all groups, even those that they are no member of",
+    cure="call it on all ranks, in one order; or `use_local_synchronization=True`",
+    lesson="04",
+)
+def new_group_on_one_rank(rank: int, cured: bool) -> str:
+    if cured or rank == 0:
+        dist.new_group([0, 1], timeout=timedelta(seconds=30 if cured else 1))
+    return "formed"
+
+
+@case(
+    ERROR,
+    says={0: "wait timeout after|Timed out", 1: "Connection closed|reset|onnect"},
+    right="^met 2$",
+    did="a rank does not come to `init_process_group`",
+    cause="it failed before, or WORLD_SIZE is too large",
+    cure="start all of them; look at the missing one's log",
+    lesson="02",
+    forms_group=False,
+)
+def a_rank_does_not_come(rank: int, cured: bool) -> str:
+    if not cured and rank == 1:
+        return "Connection closed: it never tried"
+    patience = timedelta(seconds=30 if cured else 1)
+    address = f"tcp://{HERE}:{other_port()}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=patience)
+    return f"met {dist.get_world_size()}"
+
+
+@case(
+    ERROR,
+    says={0: "wait timeout after"},
+    right="^ready$",
+    did="`store.get` or `store.wait` for a key that nobody sets",
+    cause="the rank that should set it failed, or spells it differently",
+    cure="set it in a `finally`, and wait with a time-out of your own",
+    lesson="02",
+)
+def a_key_that_nobody_sets(rank: int, cured: bool) -> str:
+    store = dist.PrefixStore("case", dist.distributed_c10d._get_default_store())
+    if rank == 1:
+        store.set("data is ready" if cured else "data ready", "yes")
+        return "ready"
+    store.wait(["data is ready"], timedelta(seconds=30 if cured else 1))
+    return "ready"
+
+
+@case(
+    ERROR,
+    says={0: "Timed out|timed out|DistStoreError|wait timeout"},
+    right="^all have left$",
+    did="a worker does not call `rpc.shutdown`",
+    cause="shutdown waits until all workers have nothing left to do",
+    cure="all workers call it",
+    lesson="23",
+    forms_group=False,
+)
+def one_skips_rpc_shutdown(rank: int, cured: bool) -> str:
+    os.environ["MASTER_PORT"] = str(other_port())
+    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=20, init_method=f"tcp://{HERE}:{other_port()}")
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    if cured or rank == 0:
+        rpc.shutdown(timeout=20 if cured else 1)
+    return "all have left"
+
+
+@case(
+    ERROR,
+    says={ANY: "op.preamble.length <= op.nbytes"},
+    right="^8.0$",
+    did="an all-reduce of 1,000 numbers here, of 3,000 there",
+    cause="shapes differ: a last batch, a frozen layer, another vocabulary",
+    cure="compare shapes first, or `TORCH_DISTRIBUTED_DEBUG=DETAIL`",
+    lesson="04",
+)
+def sizes_differ(rank: int, cured: bool) -> float:
+    x = torch.ones(1000 if cured or rank == 0 else 3000)
+    dist.all_reduce(x)
+    return x[:4].sum().item()
+
+
+@case(
+    ERROR,
+    says={
+        0: "Detected mismatch between collectives on ranks",
+        1: "Detected mismatch between collectives on ranks",
+    },
+    right="^8.0$",
+    did="the same, with TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    cause="each collective is compared before it runs",
+    cure="as above; the message names both ranks' shapes",
+    lesson="04",
+    forms_group=False,
+)
+def sizes_differ_with_detail(rank: int, cured: bool) -> float:
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    x = torch.ones(4 if cured or rank == 0 else 6)
+    dist.all_reduce(x)
+    return x[:4].sum().item()
+
+
+if __name__ == "__main__":
+    run(perform, CASES, Config())

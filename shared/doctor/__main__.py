@@ -1,0 +1,196 @@
+"""``rank-doctor -- torchrun ...``: say which rank holds a job up when nothing moves."""
+
+import argparse
+import signal
+import sys
+import time
+
+from .job import Job, JobError
+from .outside import look_into
+from .ranks import Rank, mark_busy, ranks_of
+from .verdict import Verdict, verdict
+
+AFTER_S = 30.0
+LOOKS = 5  # in this time
+SHORTEST_S = 0.5  # between two looks
+BAD_INPUT = 2  # as argparse ends after a wrong option
+HANGS = 3
+INTERRUPTED = 130
+
+EPILOG = """\
+examples:
+  rank-doctor -- torchrun --standalone --nproc-per-node=2 train.py --lr 0.1
+  rank-doctor --after 60 -- python -m torch.distributed.run ...
+  rank-doctor --pid 4711
+
+exit code:
+  the command's own, if it ends by itself
+  2  an option is wrong, or the command or process cannot be looked into
+  3  it hangs: the verdict was told, and the command and all that it started were ended
+
+The script is run as it is. Its Python processes get one more thread, which tells where they are.
+It sees the ranks of this machine. Two calls of one kind and shape that are swapped look the same.
+"""
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="rank-doctor",
+        description="Run a job of several ranks, and say which rank holds it up when nothing moves.",
+        usage="rank-doctor [--after SECONDS] [--keep] [--stacks] (-- COMMAND ... | --pid PID)",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="what starts the job, after --")
+    parser.add_argument("--pid", type=int, help="look into this process and those below it, once")
+    parser.add_argument(
+        "--after",
+        type=float,
+        default=AFTER_S,
+        metavar="SECONDS",
+        help=f"how long no call is made or done before it is a hang ({AFTER_S:.0f})",
+    )
+    parser.add_argument("--keep", action="store_true", help="tell, and let the job go on")
+    parser.add_argument("--stacks", action="store_true", help="print the whole stack of each rank, too")
+    options = parser.parse_args(arguments)
+    if bool(options.command) == (options.pid is not None):
+        parser.error("give either a command after -- or --pid")
+    if not 0 < options.after < float("inf"):
+        parser.error(f"--after must be a number of seconds above 0, not {options.after}")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Watch a command or look at a process; return the exit code, see ``--help``."""
+    options = parse(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    try:
+        if options.pid is not None:
+            return look_once(options)
+        job = Job(options.command)
+    except JobError as error:
+        say(str(error))
+        return BAD_INPUT
+    try:
+        return watch(job, options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        job.end()
+
+
+def leave(number: int, frame: object) -> None:
+    """A signal ends the doctor as Ctrl-C does: it ends the job first."""
+    raise KeyboardInterrupt
+
+
+def look_once(options: argparse.Namespace) -> int:
+    seconds = min(options.after, 2.0)
+    before = ranks_of(look_into(options.pid))
+    time.sleep(seconds)
+    ranks = ranks_of(look_into(options.pid))
+    if not ranks:
+        raise JobError(f"process {options.pid} and those below it are no ranks")
+    mark_busy(ranks, before, seconds)
+    tell(verdict(ranks, expected(ranks)), ranks, options, "as it is now")
+    return 0
+
+
+def watch(job: Job, options: argparse.Namespace) -> int:
+    """Look again and again, until the job ends or hangs."""
+    step = max(SHORTEST_S, options.after / LOOKS)
+    told = ""
+    before: dict[int, Rank] = {}
+    asked_at = time.monotonic()
+    moved_at = asked_at
+    while True:
+        wait(job, step)
+        code = job.exit_code()
+        if code is not None:
+            report_end(job, code)
+            return code
+        ranks = ranks_of(job.ask(full=False))
+        now = time.monotonic()
+        mark_busy(ranks, before, now - asked_at)
+        if has_moved(before, ranks):
+            moved_at = now
+        before = ranks
+        asked_at = now
+        if now - moved_at < options.after:
+            continue
+        found, ranks = examine(job, ranks)
+        if str(found) != told:
+            told = str(found)
+            tell(found, ranks, options, f"no call was made or done for {options.after:g} s")
+        if found.hangs and not options.keep:
+            return HANGS
+
+
+def wait(job: Job, seconds: float) -> None:
+    """Until the job ends, but not longer than this."""
+    give_up = time.monotonic() + seconds
+    while job.exit_code() is None and time.monotonic() < give_up:
+        time.sleep(0.05)
+
+
+def has_moved(before: dict[int, Rank], now: dict[int, Rank]) -> bool:
+    """Whether a rank has come, or made a call, or ended one. Without any call: whether one computes."""
+    if not now or {n: rank.progress() for n, rank in before.items()} != {
+        n: r.progress() for n, r in now.items()
+    }:
+        return True
+    waits = [rank for rank in now.values() if rank.open_calls or rank.waits_in]
+    if waits:
+        return False
+    return any(rank.busy or rank.stack != before[number].stack for number, rank in now.items())
+
+
+def examine(job: Job, brief: dict[int, Rank]) -> tuple[Verdict, dict[int, Rank]]:
+    """Ask for all that the ranks know, and find the words."""
+    ranks = ranks_of(job.ask(full=True))
+    for number, rank in ranks.items():
+        rank.busy = number in brief and brief[number].busy
+    return verdict(ranks, expected(ranks)), ranks
+
+
+def expected(ranks: dict[int, Rank]) -> int:
+    """How many ranks there should be."""
+    return max([rank.world_size for rank in ranks.values()] + [max(ranks, default=-1) + 1])
+
+
+def tell(found: Verdict, ranks: dict[int, Rank], options: argparse.Namespace, when: str) -> None:
+    say(f"{when}\n{found}")
+    problems = {rank.problem for rank in ranks.values() if rank.problem}
+    for problem in sorted(problems):
+        print(f"  The flight recorder could not be read: {problem}", file=sys.stderr)
+    if options.stacks:
+        for number, rank in ranks.items():
+            print(f"  rank {number}, main thread, innermost call last:", file=sys.stderr)
+            for file, line, function, text, _ in rank.stack:
+                print(f"    {file}:{line}, in {function}: {text}", file=sys.stderr)
+
+
+def report_end(job: Job, code: int) -> None:
+    """If the job failed, say whose exception came first: the others are echoes."""
+    if code == 0:
+        return
+    failed = [said for said in job.read("bye").values() if said["error"] and "RANK" in said["variables"]]
+    if failed:
+        first = min(failed, key=lambda said: said["time"])
+        own = [frame for frame in first["place"] if frame[4]] or first["place"]
+        place = f", at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
+        say(f"rank {first['variables']['RANK']} failed first: {first['error']}{place}")
+
+
+def say(text: str) -> None:
+    sys.stdout.flush()
+    print(f"rank-doctor: {text}", file=sys.stderr, flush=True)
+
+
+def command() -> None:
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,93 @@
+"""A look into processes that this doctor did not start: through another doctor's folder, or by py-spy."""
+
+import json
+import linecache
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from . import processes
+from .inside import FOLDER, is_own
+from .job import Asked, JobError
+
+PY_SPY_S = 20.0
+
+
+def look_into(pid: int) -> list[dict]:
+    """What ``pid`` and the processes below it do, in the form in which a job's processes answer.
+
+    Raises:
+        JobError: there is no such process, or nothing can be learned about it.
+    """
+    if not processes.is_alive(pid):
+        raise JobError(f"there is no process {pid}")
+    family = [pid, *processes.descendants(pid)]
+    for member in family:
+        folder = Path(processes.variables_of(member).get(FOLDER, "nowhere"))
+        if folder.is_dir():
+            return [said for said in Asked(folder).ask(full=True) if said["pid"] in family]
+    py_spy = shutil.which("py-spy")
+    if py_spy is None:
+        raise JobError(
+            f"process {pid} was not started by rank-doctor, and py-spy is not installed: "
+            "pip install py-spy, or start the job with rank-doctor -- COMMAND"
+        )
+    alive = processes.parents()
+    found = []
+    problems = []
+    for member in family:
+        variables = processes.variables_of(member)
+        if "RANK" not in variables:
+            continue
+        try:
+            stacks = stacks_by_py_spy(py_spy, member)
+        except JobError as error:
+            problems.append(str(error))
+            continue
+        found.append(
+            {
+                "pid": member,
+                "parent": alive.get(member, 0),
+                "time": time.time(),
+                "variables": variables,
+                "rank": None,
+                "stacks": stacks,
+                "calls": [],
+                "groups": {},
+                "is_fork": False,
+                "alive": True,
+                "answered": True,
+                "stopped": processes.is_stopped(member),
+                "bye": None,
+            }
+        )
+    if not found:
+        reason = problems[0] if problems else "none of its processes has the variable RANK"
+        raise JobError(f"process {pid}: {reason}")
+    return found
+
+
+def stacks_by_py_spy(py_spy: str, pid: int) -> dict[str, list]:
+    """{name of thread: its stack, innermost call last}."""
+    done = subprocess.run(
+        [py_spy, "dump", "--json", "--pid", str(pid)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PY_SPY_S,
+        check=False,
+        env={**os.environ, "RUST_BACKTRACE": "0"},
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or "it failed").splitlines()
+        raise JobError(f"py-spy: {said[0]}")
+    found = {}
+    for thread in json.loads(done.stdout):
+        stack = []
+        for frame in reversed(thread["frames"]):
+            text = linecache.getline(frame["filename"], frame["line"]).strip()
+            stack.append([frame["filename"], frame["line"], frame["name"], text, is_own(frame["filename"])])
+        found[thread["thread_name"] or "a thread"] = stack
+    main = [name for name in found if name == "MainThread"]
+    return {name: found[name] for name in [*main, *(name for name in found if name not in main)]}

@@ -1,0 +1,83 @@
+"""Planted faults of lesson 26; the form is described in ``tests/faults/__init__.py``."""
+
+from tests.faults import Fault
+
+FAULTS: list[Fault] = [
+    Fault(
+        "26_stage",
+        "if cured or rank == 0:",
+        "if cured or rank == 1:",
+        "one_rank_only: rank 0 said '4.0'",
+        ranks=0,
+    ),
+    Fault(
+        "26_stage",
+        "if cured or rank == 0:",
+        "if rank >= 0:",
+        "expected 'Timed out waiting 2000ms",
+        ranks=0,
+    ),
+    Fault(
+        "26_stage",
+        'right="^8.0$"',
+        'right="^4.0$"',
+        "one_rank_only, cured: rank 0 said '8.0'",
+        ranks=0,
+    ),
+    Fault(
+        "26_waiting",
+        "calls.reverse()",
+        "calls.sort(key=id)",
+        "kinds_in_another_order: a rank said",
+        ranks=0,
+        arguments=("kinds_in_another_order",),
+    ),
+    Fault(
+        "26_starting",
+        'consume_prefix_in_state_dict_if_present(state, "module.")',
+        'consume_prefix_in_state_dict_if_present(state, "ddp.")',
+        "module_prefix, cured: rank 0 said",
+        ranks=0,
+        arguments=("module_prefix",),
+    ),
+    Fault(
+        "26_training",
+        "use_reentrant=not cured",
+        "use_reentrant=False",
+        "ready_twice: rank 0 said 'a step'",
+        ranks=0,
+        arguments=("ready_twice",),
+    ),
+    Fault(
+        "26_wrong",
+        "sampler.set_epoch(epoch)",
+        "sampler.set_epoch(0)",
+        "no_set_epoch, cured: rank 0 said 'same order",
+        ranks=0,
+        arguments=("no_set_epoch",),
+    ),
+    Fault(
+        "26_wrong",
+        "if cured and micro_batch < 7",
+        "if cured and micro_batch < 6",
+        "reduces_too_often, cured: rank 0 said '2 all-reduces'",
+        ranks=0,
+        arguments=("reduces_too_often",),
+    ),
+    Fault(
+        "26_gallery",
+        "lab_26_training, lab_26_wrong)",
+        "lab_26_wrong, lab_26_wrong)",
+        "two cases have the same name",
+        ranks=0,
+    ),
+    Fault("26_look", "dist.all_reduce(hits)", "dist.broadcast(hits, src=0)", "gloo:broadcast of [[1]]"),
+    Fault(
+        "26_saves",
+        "dist.barrier()  # to be safe",
+        "dist.all_reduce(torch.ones(1))",
+        "op.preamble.length <= op.nbytes",
+    ),
+]
+
+STILL_WITHOUT: list[str] = []

@@ -1,0 +1,154 @@
+"""Ways to hang, each in a few lines: hangs.py CASE. They would last for half an hour."""
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import time
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+RANK = int(os.environ["RANK"])
+LONG_S = 600
+
+
+def absent() -> None:
+    dist.init_process_group("gloo")
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    if RANK == 1:
+        time.sleep(LONG_S)
+    dist.all_reduce(x)
+
+
+def kinds() -> None:
+    dist.init_process_group("gloo")
+    x = torch.ones(4)
+    if RANK == 0:
+        dist.all_reduce(x)
+    else:
+        dist.broadcast(x, src=0)
+    dist.barrier()
+
+
+def barrier_instead() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 0:
+        dist.all_reduce(torch.ones(4))
+    dist.barrier()
+
+
+def shapes() -> None:
+    dist.init_process_group("gloo")
+    with suppress(RuntimeError):
+        dist.all_reduce(torch.ones(2 + RANK))
+    time.sleep(LONG_S)
+
+
+def computes() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 1:
+        end = time.monotonic() + 6
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+    dist.all_reduce(torch.ones(4))
+    dist.barrier()
+
+
+def died() -> None:
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.init_process_group("gloo")
+
+
+def failed() -> None:
+    if RANK == 1:
+        raise ValueError("no such data set")
+    dist.init_process_group("gloo")
+
+
+def groups() -> None:
+    dist.init_process_group("gloo")
+    both = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    if RANK == 1:
+        both.reverse()
+    for group in both:
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def members_only() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 0:
+        dist.new_group([0, 1])
+    time.sleep(LONG_S)
+
+
+def both_send() -> None:
+    dist.init_process_group("gloo")
+    dist.send(torch.ones(10), 1 - RANK)
+    dist.recv(torch.ones(10), 1 - RANK)
+
+
+def no_sender() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 0:
+        dist.recv(torch.ones(10), src=1)
+    queue.Queue().get()
+
+
+def one_starts() -> None:
+    dist.init_process_group("gloo")
+
+
+def stopped() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(4))
+
+
+def silent() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 1:
+        ctypes.PyDLL(None).sleep(LONG_S)  # PyDLL does not give the interpreter away
+    dist.all_reduce(torch.ones(4))
+
+
+def key() -> None:
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    if RANK == 0:
+        store.get("a key that nobody sets")
+    dist.barrier()
+
+
+def outside() -> None:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    queue.Queue().get()
+
+
+def uneven() -> None:
+    dist.init_process_group("gloo")
+    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    for _ in range(2 + RANK):
+        ddp(torch.ones(2, 4)).sum().backward()
+    time.sleep(LONG_S)
+
+
+def swapped() -> None:
+    dist.init_process_group("gloo")
+    a, b = torch.ones(1), torch.full((1,), 100.0)
+    for x in (a, b) if RANK == 0 else (b, a):
+        dist.all_reduce(x)
+    queue.Queue().get()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
