@@ -33,7 +33,7 @@ class Config:
     lr: float = 0.3
     common: float = 0.3  # what all tokens share; it makes some experts everybody's favourites
     balance: float = 0.2  # the balance loss is multiplied by it
-    speed: float = 0.01  # by which the bias moves in a step
+    speed: float = 0.01  # by which the bias moves in the first step; it sinks to 0, or the load would tremble
     tolerance: float = 1e-12
 
 
@@ -148,7 +148,7 @@ def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:
             for p in layer.parameters():
                 p.sub_(p.grad, alpha=cfg.lr)
         if way == "bias":
-            balance.move_bias(load, cfg.speed)
+            balance.move_bias(load, cfg.speed * (1 - step / cfg.steps))
         total = error.detach().clone()
         dist.all_reduce(total)
         loads.append(load.tolist())

@@ -105,6 +105,12 @@ class PaddedMoE(ExpertParallelMoE):
         return results.view(here, -1, capacity, width).transpose(0, 1).reshape(boxes.shape)
 
 
+def rows_without_room(chosen: torch.Tensor, factor: float, experts: int) -> int:
+    """What is more than the capacity in each expert's load."""
+    load = chosen.flatten().bincount(minlength=experts)
+    return int((load - capacity_of(factor, *chosen.shape, experts)).clamp(min=0).sum())
+
+
 def gradients_of(module: nn.Module, loss: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """{name: gradient}; that of ``x`` is called tokens."""
     names = [name for name, _ in module.named_parameters()]
@@ -133,15 +139,19 @@ def check_parity(whole: MoE, x: torch.Tensor, factor: float, group: Group, cfg: 
     every_x.requires_grad_()
     pieces = []
     dropped = 0
+    excess = 0
     for piece in every_x.chunk(ranks):
         pieces.append(whole(piece))
         dropped += whole.router.dropped
+        excess += rows_without_room(inner(piece)[1], factor, len(inner.weight))
     alone = gradients_of(whole, torch.cat(pieces).square().sum(), every_x)
     at_once = whole(every_x).detach()
     result = {"ranks": dropped, "at once": whole.router.dropped}
     whole.router = inner
 
     where = f"capacity factor {factor}"
+    if dropped != excess:
+        raise CourseError(f"{where}: {dropped} rows dropped, expected {excess}")
     assert_equal(f"{where}: output", y, pieces[rank], cfg.tolerance)
     expected = {
         "router.weight": alone["router.router.weight"],

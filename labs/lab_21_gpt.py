@@ -25,7 +25,7 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import PartOf, Step, assert_same_training, step_of
-from shared.training.parity import assert_equal
+from shared.training.parity import assert_all_equal, assert_equal, gradients
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def by_functional(rows: torch.Tensor, send: list[int], receive: list[int], group
 
 
 def by_dist_nn(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:  # noqa: ANN001
-    """The older one. It is deprecated since torch 2.13."""
+    """The older one, which torch 2.15 calls deprecated."""
     from torch.distributed.nn.functional import all_to_all_single
 
     received = rows.new_empty(sum(receive), *rows.shape[1:])
@@ -292,23 +292,20 @@ def by_dist_nn(rows: torch.Tensor, send: list[int], receive: list[int], group) -
 
 def check_exchanges(layer: ExpertParallelMoE, x: torch.Tensor) -> None:
     """torch's exchanges give the same result and the same gradients as ours, to the bit."""
-    results = {}
-    for name, exchange_rows in (
-        ("ours", ExchangeRows.apply),
-        ("functional", by_functional),
-        ("nn", by_dist_nn),
-    ):
+
+    def outcome(exchange_rows: Callable) -> list[tuple[str, torch.Tensor]]:
         layer.exchange_rows = exchange_rows
         layer.zero_grad()
         x_here = x.clone().requires_grad_()
         y = layer(x_here)
         y.square().sum().backward()
-        results[name] = [y.detach(), x_here.grad, *(p.grad.clone() for p in layer.parameters())]
-    layer.exchange_rows = ExchangeRows.apply
-    layer.zero_grad()
-    for name in ("functional", "nn"):
-        for ours, theirs in zip(results["ours"], results[name], strict=True):
-            assert_equal(f"exchange by {name}", theirs, ours, 0.0)
+        parameters = [(name, gradient.clone()) for name, gradient in gradients(layer)]
+        return [("output", y.detach()), ("gradient of the tokens", x_here.grad), *parameters]
+
+    theirs = {"functional": outcome(by_functional), "nn": outcome(by_dist_nn)}
+    ours = outcome(ExchangeRows.apply)
+    for name, found in theirs.items():
+        assert_all_equal(f"exchange by {name}:", found, ours, tolerance=0.0)
 
 
 class GroupedExperts(Experts):
@@ -366,7 +363,7 @@ def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Confi
 def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
     copies = group.world_size // ranks
     print_on_rank_0(
-        f"experts over {ranks} ranks, {copies} time{'s' if copies > 1 else ''}: "
+        f"experts over {ranks} ranks, {copies} {'copies' if copies > 1 else 'copy'} of each: "
         f"equal to one process after each of {cfg.steps} steps"
     )
     print_on_rank_0(f"  a rank holds {result['held']:,} of {result['whole']:,} parameters")

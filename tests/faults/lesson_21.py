@@ -27,7 +27,7 @@ FAULTS: list[Fault] = [
         "21_moe",
         "        rows = tokens[plan.slots // self.router.k]\n",
         "        rows = tokens[plan.slots // self.router.k].detach()\n",
-        "experts over 2 ranks, step 0: gradient of",
+        "a layer calls",
         run="21_gpt",
     ),
     Fault(
@@ -67,8 +67,8 @@ FAULTS: list[Fault] = [
     Fault("21_balance", "        dist.all_reduce(load)\n", "", "balance loss: differs"),
     Fault(
         "21_balance",
-        "            balance.move_bias(load, cfg.speed)\n",
-        "            balance.move_bias(balance.load(), cfg.speed)\n",
+        "            balance.move_bias(load, cfg.speed * ",
+        "            balance.move_bias(balance.load(), cfg.speed * ",
         "bias bias: ranks [1] differ from rank 0",
     ),
     Fault(
@@ -81,7 +81,7 @@ FAULTS: list[Fault] = [
         "21_capacity",
         "    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1) - 1\n",
         "    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1)\n",
-        "room for all: differs",
+        "rows dropped, expected",
     ),
     Fault(
         "21_capacity",
