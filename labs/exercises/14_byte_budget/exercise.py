@@ -1,0 +1,28 @@
+"""Exercise 14: gradients within a budget of bytes, with error feedback."""
+
+import torch
+import torch.distributed as dist
+
+
+class Compressor:
+    """Averages gradients over all ranks. A rank hands at most ``budget`` bytes to collectives in a step.
+
+    Args:
+        like: a gradient, (numel,), float64, for size, dtype and device.
+        budget: bytes, at least 64. In an all-reduce it counts what a rank hands in, in an all-gather its own
+            part.
+
+    ``residual``, (numel,), is what this rank was given and has not sent yet.
+    """
+
+    def __init__(self, like: torch.Tensor, budget: int) -> None:
+        self.residual = torch.zeros_like(like)
+        raise NotImplementedError  # your turn: replace this line
+
+    def average(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Send a part of what this rank was given so far; return the mean over the ranks of what they sent.
+
+        (numel,), the same on all ranks. Leave ``gradient``, (numel,), as it is. Afterwards ``residual`` is
+        what this rank still has to send.
+        """
+        raise NotImplementedError  # your turn: replace this line
