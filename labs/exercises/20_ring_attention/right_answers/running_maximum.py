@@ -1,0 +1,87 @@
+# accepted: it keeps a running maximum and sum, and merges at the end of a step
+"""The online softmax as FlashAttention writes it: maximum, sum and unnormalized output."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, diagonal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Given: attention of some queries to some keys alone, and the logsumexp of each query's scores.
+
+    (..., queries, width) and (..., queries). ``diagonal``: both are of the same positions, so that a query
+    sees no key after its own.
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if diagonal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    lse = scores.logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
+
+
+def merge(
+    out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention to some keys, and of the same queries to other keys, become attention to all of these.
+
+    Args:
+        out, more: (..., queries, width), what ``attend`` returned for the one and for the others.
+        lse, more_lse: (..., queries). -inf, with an output of zeros, stands for no keys at all.
+
+    Returns:
+        The output and the logsumexp for all keys. Leave the arguments as they are. An lse may be 1,000 or
+        more: exp of that is infinite.
+    """
+    highest = torch.maximum(lse, more_lse)
+    weight, more_weight = (lse - highest).exp(), (more_lse - highest).exp()
+    total = weight + more_weight
+    out = (out * weight.unsqueeze(-1) + more * more_weight.unsqueeze(-1)) / total.unsqueeze(-1)
+    return out, highest + total.log()
+
+
+def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention over a sequence of 2N chunks. Rank r holds chunks r and 2N - 1 - r, in that order.
+
+    Args:
+        q, k, v: (batch, heads, two chunks, width) of this rank. Leave them as they are.
+
+    Returns:
+        The output, and the logsumexp of each query, (batch, heads, two chunks).
+
+    Keys and values go to the next rank, N - 1 times. Rank N - 1 sends to rank 0. Compute no block of
+    queries and keys that the order of the sequence forbids: 2N + 1 of them are left on each rank.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    half = q.shape[-2] // 2
+    places = torch.arange(half, device=q.device)
+    ours = torch.cat([rank * half + places, (2 * ranks - 1 - rank) * half + places])
+    highest = q.new_full(q.shape[:-1], -math.inf)
+    total = torch.zeros_like(highest)
+    out = torch.zeros_like(q)
+    for step in range(ranks):
+        source = (rank - step) % ranks
+        theirs = torch.cat([source * half + places, (2 * ranks - 1 - source) * half + places])
+        rows = slice(half, None) if source > rank else slice(None)
+        columns = slice(0, half) if source < rank else slice(None)
+        seen = ours[rows].unsqueeze(-1) >= theirs[columns]
+        scores = q[..., rows, :] @ k[..., columns, :].transpose(-2, -1) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(~seen, -math.inf)
+        higher = torch.maximum(highest[..., rows], scores.amax(-1))
+        scale = (highest[..., rows] - higher).exp()
+        weights = (scores - higher.unsqueeze(-1)).exp()
+        total[..., rows] = total[..., rows] * scale + weights.sum(-1)
+        out[..., rows, :] = out[..., rows, :] * scale.unsqueeze(-1) + weights @ v[..., columns, :]
+        highest[..., rows] = higher
+        if step < ranks - 1:
+            kv = torch.stack([k, v])
+            incoming = torch.empty_like(kv)
+            send = dist.P2POp(dist.isend, kv, (rank + 1) % ranks)
+            receive = dist.P2POp(dist.irecv, incoming, (rank - 1) % ranks)
+            for work in dist.batch_isend_irecv([send, receive]):
+                work.wait()
+            k, v = incoming
+    return out / total.unsqueeze(-1), highest + total.log()

@@ -1,0 +1,226 @@
+"""A GPT whose sequence lies on all ranks trains as in one process: three ways, after each step.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_gpt.py
+Written by:  notebooks/20_context_parallel.ipynb
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from lab_20_ring import part_of
+from lab_20_ways import WAYS, BlockAttention, expected_calls
+from torch import nn
+
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
+from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+from shared.training.storages import OTHER, PeakByKind
+
+
+@dataclass(frozen=True)
+class Config:
+    layers: int = 2
+    rows: int = 3  # sequences in a batch
+    chunk: int = 4  # positions; the sequence has 2N chunks
+    steps: int = 3
+    lr: float = 0.5
+    tolerance: float = 1e-12
+    chunk_measured: int = 16  # so that activations are most of the memory
+    slack: float = 0.6  # of 1/N: what a rank may hold more of the activations
+
+
+def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
+    """Sizes for any way: N divides the heads, and 2N the sequence."""
+    return GPTConfig(16 * ranks, 2 * ranks * cfg.chunk, 8 * ranks, 2 * ranks, cfg.layers)
+
+
+def one_truth(sizes: GPTConfig, group: Group) -> dict[str, torch.Tensor]:
+    """The same parameters on all ranks. Each rank has a seed of its own, so rank 0's numbers are sent."""
+    model = GPT(sizes).to(group.device)
+    broadcast_from_rank_0(model.parameters())
+    return model.state_dict()
+
+
+def split_context(model: GPT, way: str, group: dist.ProcessGroup) -> GPT:
+    """Have ``model`` work on this rank's part of each sequence. All its parameters stay whole.
+
+    Norms, MLPs and the head look at one position at a time, so they need no change. Attention does, and so
+    do the places: this rank's first token is not the first of the sequence.
+    """
+    zigzag = WAYS[way].zigzag
+
+    def own_places(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        length = len(inputs[0]) * dist.get_world_size(group)
+        places = torch.arange(length, device=inputs[0].device)
+        return (part_of(places, 0, group, zigzag),)
+
+    model.positions.register_forward_pre_hook(own_places)
+    for block in model.blocks:
+        block.attention.attend = partial(WAYS[way].attend, group=group)
+    return model
+
+
+def part_of_batch(
+    tokens: torch.Tensor, labels: torch.Tensor, way: str, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's parts of (rows, length), cut alike. The labels are the next tokens *before* the cut."""
+    zigzag = WAYS[way].zigzag
+    return part_of(tokens, 1, group, zigzag), part_of(labels, 1, group, zigzag)
+
+
+def sum_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Each rank's gradients come from its part of the tokens. The sum is that of all tokens."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+def batch_of(model: GPT, step: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels of whole sequences, the same on all ranks. The first third of the labels is ignored.
+
+    So it is in fine-tuning, where the question is not to be learned. Ranks then have unequally many labels.
+    """
+    tokens, labels = token_batch(model.cfg, cfg.rows, step)
+    labels[:, : model.cfg.context // 3] = IGNORED
+    device = model.positions.weight.device
+    return tokens.to(device), labels.to(device)
+
+
+def loss_alone(cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
+    def loss_of(model: GPT, step: int) -> torch.Tensor:
+        tokens, labels = batch_of(model, step, cfg)
+        return loss_sum(model(tokens), labels) / (labels != IGNORED).sum()
+
+    return loss_of
+
+
+def loss_of_part(way: str, group: dist.ProcessGroup, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
+    """What this rank's labels add to the loss: divided by the labels of all ranks."""
+
+    def loss_of(model: GPT, step: int) -> torch.Tensor:
+        tokens, labels = batch_of(model, step, cfg)
+        count = (labels != IGNORED).sum()
+        tokens, labels = part_of_batch(tokens, labels, way, group)
+        return loss_sum(model(tokens), labels) / count
+
+    return loss_of
+
+
+def train(model: GPT, loss_of: Callable, group: dist.ProcessGroup, cfg: Config) -> list[Step]:
+    """As ``train_alone``, with a loss and gradients that are sums over the ranks."""
+    optimizer = torch.optim.SGD(model.parameters(), cfg.lr)
+    done = []
+    for number in range(cfg.steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, number)
+        loss.backward()
+        sum_gradients(model, group)
+        optimizer.step()
+        whole = loss.detach().clone()
+        dist.all_reduce(whole, group=group)
+        done.append(step_of(whole, model.named_parameters()))
+    return done
+
+
+def fresh(sizes: GPTConfig, truth: dict, group: Group) -> GPT:
+    model = GPT(sizes).to(group.device)
+    model.load_state_dict(truth)
+    return model
+
+
+def check_calls(way: str, model: GPT, loss_of: Callable, group: Group, cfg: Config) -> int:
+    """A step sends what attention sends in each layer, and the gradients; return the bytes of a rank."""
+    n = group.world_size
+    part = cfg.rows * model.cfg.context // n * model.cfg.width * 8
+    with record() as log:
+        loss_of(model, 0).backward()
+    attention = round(log.by_rule())
+    per_layer = expected_calls(way, n, part)
+    expected = cfg.layers * sum(one["bytes"] for one in per_layer.values())
+    if attention != expected:
+        raise CourseError(f"{way}: a rank sends {attention:,} bytes, expected {expected:,}")
+    with record() as log:
+        sum_gradients(model, dist.group.WORLD)
+    whole = sum(p.nbytes for p in model.parameters())
+    if dict(log.counts()) != {"all_reduce": 1} or log.bytes() != whole:
+        raise CourseError(f"{way}: gradients of {log.bytes():,} bytes are summed, expected {whole:,}")
+    model.zero_grad()
+    return attention
+
+
+def by_blocks(chunks: int) -> Callable:
+    """Attention on one process that holds as few scores at one time as the ranks do."""
+    numbers = list(range(chunks))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return BlockAttention.apply(q, torch.stack([k, v]), numbers, numbers)
+
+    return attend
+
+
+def peak_of_activations(model: GPT, loss_of: Callable) -> int:
+    """Bytes of activations and buffers when most storages are alive; of two passes the lower."""
+    peaks = []
+    for _ in range(2):
+        model.zero_grad()
+        with PeakByKind(model) as memory:
+            loss_of(model, 0).backward()
+        peaks.append(memory.at_peak[OTHER])
+    return min(peaks)
+
+
+def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
+    """{way: bytes of activations at the peak}, beside those of one process."""
+    n, world = group.world_size, dist.group.WORLD
+    longer = Config(chunk=cfg.chunk_measured, rows=1)
+    sizes = gpt_config(n, longer)
+    truth = one_truth(sizes, group)
+    alone = fresh(sizes, truth, group)
+    for block in alone.blocks:
+        block.attention.attend = by_blocks(2 * n)
+    peaks = {"one process": peak_of_activations(alone, loss_alone(longer))}
+    for way in ("ring", "gather", "Ulysses"):
+        model = split_context(fresh(sizes, truth, group), way, world)
+        peaks[way] = peak_of_activations(model, loss_of_part(way, world, longer))
+        share = peaks[way] / peaks["one process"]
+        print_on_rank_0(f"{way}: {share:.2f} of the activations that one process holds at its peak")
+        if share > (1 + cfg.slack) / n:
+            raise CourseError(f"{way}: {share:.2f} of the activations, expected about 1/{n}")
+    return peaks
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        sizes = gpt_config(group.world_size, cfg)
+        truth = one_truth(sizes, group)
+        model = fresh(sizes, truth, group)
+        sgd = torch.optim.SGD(model.parameters(), cfg.lr)
+        alone = train_alone(model, sgd, loss_alone(cfg), cfg.steps)
+        results = {"sent": {}}
+        for way in WAYS:
+            model = split_context(fresh(sizes, truth, group), way, dist.group.WORLD)
+            loss_of = loss_of_part(way, dist.group.WORLD, cfg)
+            results["sent"][way] = check_calls(way, model, loss_of, group, cfg)
+            ours = train(model, loss_of, dist.group.WORLD, cfg)
+            assert_same_training(way, ours, alone, cfg.tolerance)
+            print_on_rank_0(f"{way}: equal to one process after each of {cfg.steps} steps")
+        tokens, labels = part_of_batch(*batch_of(model, 0, cfg), "ring", dist.group.WORLD)
+        counted = (labels != IGNORED).sum().item()
+        print_in_rank_order(f"{tokens.numel()} tokens, of which {counted} have a label that counts")
+        results["peaks"] = compare_peaks(group, cfg)
+        record_results("lab_20_gpt", results)
+
+
+if __name__ == "__main__":
+    run(main, Config())

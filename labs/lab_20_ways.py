@@ -1,0 +1,281 @@
+"""Ring, gathered keys and values, Ulysses: the same attention, with counted work, calls and bytes.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_ways.py
+Written by:  notebooks/20_context_parallel.ipynb
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import lab_20_ring as ring
+import torch
+import torch.distributed as dist
+from lab_20_ring import chunks_of, part_of, ring_attention
+from torch.utils.flop_counter import FlopCounterMode
+
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.gpt import causal_attention
+from shared.training.parity import assert_equal
+
+FORWARD = 2  # products of matrices in a block: queries by keys, weights by values
+BACKWARD = 5  # the scores again, and four gradients
+
+
+@dataclass(frozen=True)
+class Config:
+    batch: int = 2
+    chunk: int = 8  # positions; the sequence has 2N chunks
+    head_width: int = 8
+    tolerance: float = 1e-12
+
+
+class BlockAttention(torch.autograd.Function):
+    """Causal attention of some chunks of queries to some chunks of keys, all of which are on this rank."""
+
+    @staticmethod
+    def forward(ctx, q: torch.Tensor, kv: torch.Tensor, queries: list[int], keys: list[int]) -> torch.Tensor:
+        """``q`` (batch, heads, queries, width), ``kv`` (2, batch, heads, keys, width)."""
+        out = torch.zeros_like(q)
+        lse = q.new_full(q.shape[:-1], -torch.inf)
+        ring.forward_blocks(q, kv, queries, keys, out, lse)
+        ctx.save_for_backward(q, kv, out, lse)
+        ctx.chunks = queries, keys
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, kv, out, lse = ctx.saved_tensors
+        of_q = torch.zeros_like(q)
+        of_kv = ring.backward_blocks(gradient, q, kv, out, lse, *ctx.chunks, of_q)
+        return of_q, of_kv, None, None
+
+
+class GatherSequence(torch.autograd.Function):
+    """(..., length / N, width) to (..., length, width), the parts in the order of the ranks.
+
+    Forward all-gather. Backward reduce-scatter: all ranks have used this rank's keys.
+    """
+
+    @staticmethod
+    def forward(ctx, part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+        ctx.group = group
+        ranks = dist.get_world_size(group)
+        parts = part.new_empty(ranks * len(part), *part.shape[1:])  # joined along the first dimension
+        dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
+        return torch.cat(parts.chunk(ranks), dim=-2)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        parts = gradient.chunk(dist.get_world_size(ctx.group), dim=-2)
+        own = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter_tensor(own, torch.cat(parts), group=ctx.group)
+        return own, None
+
+
+def gathered_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    zigzag: bool = True,
+    tiles: int = 1,
+) -> torch.Tensor:
+    """As ``ring_attention``, but each rank gathers all keys and values first. Llama 3, arXiv 2407.21783."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    kv = GatherSequence.apply(torch.stack([k, v]), group)
+    own = chunks_of(rank, ranks, zigzag, tiles)
+    of_all = [chunk for one in range(ranks) for chunk in chunks_of(one, ranks, zigzag, tiles)]
+    return BlockAttention.apply(q, kv, own, of_all)
+
+
+class AllToAll(torch.autograd.Function):
+    """(N, ...): part i goes to rank i, and what rank i has for us becomes part i. Backward is the same."""
+
+    @staticmethod
+    def forward(ctx, parts: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+        ctx.group = group
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        back = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(back, gradient.contiguous(), group=ctx.group)
+        return back, None
+
+
+def exchange(x: torch.Tensor, cut: int, join: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Cut ``x`` along one dimension, a part for each rank, and join what they send along another one."""
+    parts = torch.stack(x.chunk(dist.get_world_size(group), dim=cut))
+    return torch.cat(list(AllToAll.apply(parts, group)), dim=join)
+
+
+def ulysses_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    tiles: int = 1,
+) -> torch.Tensor:
+    """Attention to the whole sequence by 1/N of the heads. Jacobs et al., 2023, arXiv 2309.14509.
+
+    The parts of the sequence lie on the ranks in order: cut them by ``part_of(..., zigzag=False)``.
+
+    Raises:
+        CourseError: N does not divide the heads.
+    """
+    ranks = dist.get_world_size(group)
+    if q.shape[-3] % ranks:
+        raise CourseError(f"{q.shape[-3]} heads cannot be divided by {ranks} ranks")
+    q, k, v = exchange(torch.stack([q, k, v]), cut=-3, join=-2, group=group)
+    chunks = list(range(2 * ranks * tiles))
+    out = BlockAttention.apply(q, torch.stack([k, v]), chunks, chunks)
+    return exchange(out, cut=-2, join=-3, group=group)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ranks that each have a part of the sequence attend to all of it."""
+
+    attend: Callable  # (q, k, v, group), each (batch, heads, length / N, head width), to the same
+    zigzag: bool
+
+
+WAYS = {
+    "ring, in order": Way(partial(ring_attention, zigzag=False), False),
+    "ring": Way(ring_attention, True),
+    "gather": Way(gathered_attention, True),
+    "Ulysses": Way(ulysses_attention, False),
+}
+
+
+def expected_calls(way: str, n: int, part: int) -> dict[str, dict]:
+    """{pass: calls, and bytes that a rank sends}. ``part``: the bytes of a rank's keys, C in the lesson."""
+    if way.startswith("ring"):
+        forward = {"calls": {"send": n - 1, "recv": n - 1}, "bytes": 2 * (n - 1) * part}
+        backward = {"calls": {"send": 2 * (n - 1), "recv": 2 * (n - 1)}, "bytes": 4 * (n - 1) * part}
+    elif way == "gather":
+        forward = {"calls": {"all_gather": 1}, "bytes": 2 * (n - 1) * part}
+        backward = {"calls": {"reduce_scatter": 1}, "bytes": 2 * (n - 1) * part}
+    else:
+        forward = {"calls": {"all_to_all": 2}, "bytes": 4 * (n - 1) * part // n}
+        backward = forward
+    return {"forward": forward, "backward": backward}
+
+
+def observed(function: Callable, *args) -> tuple[torch.Tensor | None, dict]:
+    """What ``function`` returns, and its calls, the bytes that this rank sends, floating-point operations."""
+    with record() as log, FlopCounterMode(display=False) as flops:
+        result = function(*args)
+    seen = {"calls": dict(log.counts()), "bytes": round(log.by_rule()), "flops": flops.get_total_flops()}
+    return result, seen
+
+
+def blocks_per_step(way: Way, parts: list[torch.Tensor], one_block: int) -> list[float]:
+    """How many blocks this rank computes in each step of the ring, by counted operations."""
+    found = []
+    forward_blocks = ring.forward_blocks
+
+    def counted(*args) -> None:
+        _, seen = observed(forward_blocks, *args)
+        found.append(seen["flops"] / one_block)
+
+    ring.forward_blocks = counted
+    with torch.no_grad():
+        way.attend(*parts)
+    ring.forward_blocks = forward_blocks
+    return found
+
+
+def expected_steps(way: Way, rank: int, ranks: int) -> list[int]:
+    """Blocks in each step of the ring. In the first one each rank meets its own keys: 3 blocks of 4."""
+    later = []
+    for step in range(1, ranks):
+        all_of_them = (rank - step) % ranks < rank  # in order: these keys stand before all of our queries
+        later.append(2 if way.zigzag else 4 * all_of_them)
+    return [3, *later]
+
+
+def check_work(name: str, found: dict, steps: list[float], one_block: int, group: Group) -> float:
+    """Zigzag, or 1/N of the heads: the same on all ranks, in each step. In order: the later, the more."""
+    way, n = WAYS[name], group.world_size
+    work = found["forward"]["flops"] / one_block
+    expected = 4 * group.rank + 3 if name == "ring, in order" else 2 * n + 1
+    if work != expected:
+        raise CourseError(f"{name}: {work:g} blocks, expected {expected}")
+    if found["backward"]["flops"] * FORWARD != found["forward"]["flops"] * BACKWARD:
+        raise CourseError(f"{name}: backward computes something else than forward")
+    if steps and steps != expected_steps(way, group.rank, n):
+        raise CourseError(
+            f"{name}: in its steps {steps} blocks, expected {expected_steps(way, group.rank, n)}"
+        )
+    return work
+
+
+def compare(name: str, group: Group, cfg: Config) -> dict:
+    """One way against attention on one process; its work, calls and bytes against the formulas."""
+    way, n = WAYS[name], group.world_size
+    heads = n
+    sequence = torch.randn(4, cfg.batch, heads, 2 * n * cfg.chunk, cfg.head_width, dtype=torch.float64)
+    sequence = sequence.to(group.device)
+    broadcast_from_rank_0([sequence])
+    *qkv, gradient = sequence
+    alone = [tensor.clone().requires_grad_() for tensor in qkv]
+    out_alone = causal_attention(*alone)
+    out_alone.backward(gradient)
+
+    parts = [part_of(tensor, -2, zigzag=way.zigzag).requires_grad_() for tensor in qkv]
+    found = {}
+    out, found["forward"] = observed(way.attend, *parts)
+    _, found["backward"] = observed(out.backward, part_of(gradient, -2, zigzag=way.zigzag))
+    assert_equal(f"{name}: output", out, part_of(out_alone, -2, zigzag=way.zigzag), cfg.tolerance)
+    for letter, part, whole in zip("qkv", parts, alone, strict=True):
+        expected = part_of(whole.grad, -2, zigzag=way.zigzag)
+        assert_equal(f"{name}: gradient of {letter}", part.grad, expected, cfg.tolerance)
+
+    for which, expected in expected_calls(name, n, parts[1].nbytes).items():
+        told = {kind: found[which][kind] for kind in expected}
+        if told != expected:
+            raise CourseError(f"{name}, {which}: {told}, expected {expected}")
+    one_block = FORWARD * 2 * cfg.batch * heads * cfg.chunk**2 * cfg.head_width
+    steps = blocks_per_step(way, parts, one_block) if name.startswith("ring") else []
+    work = check_work(name, found, steps, one_block, group)
+    return {"passes": found, "blocks": work, "steps": steps, "part": parts[1].nbytes}
+
+
+def tell(name: str, ranks: list[dict]) -> None:
+    """What all ranks found."""
+    first = ranks[0]
+    calls = {which: in_words(one["calls"]) for which, one in first["passes"].items()}
+    sent = sum(one["bytes"] for one in first["passes"].values())
+    print(f"{name}: equal to one process, output and gradients of q, k and v")
+    print(f"  forward: {calls['forward']}; backward: {calls['backward']}; a rank sends {sent:,} bytes")
+    print(f"  blocks that rank 0, 1, ... computes: {', '.join(format(one['blocks'], 'g') for one in ranks)}")
+
+
+def in_words(calls: dict[str, int]) -> str:
+    return " + ".join(f"{count} {kind}" for kind, count in sorted(calls.items()))
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        results = {}
+        for name in WAYS:
+            results[name] = compare(name, group, cfg)
+            ranks = gather_on_rank_0(results[name])
+            if ranks:
+                tell(name, ranks)
+        print_on_rank_0(f"the keys of one rank have {results['ring']['part']:,} bytes")
+        record_results("lab_20_ways", results)
+
+
+if __name__ == "__main__":
+    run(main, Config())
