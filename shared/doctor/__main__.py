@@ -7,7 +7,7 @@ import time
 
 from .job import Job, JobError
 from .outside import look_into
-from .ranks import Rank, mark_busy, ranks_of
+from .ranks import BUSY, Rank, mark_busy, ranks_of
 from .verdict import Verdict, verdict
 
 AFTER_S = 30.0
@@ -101,30 +101,50 @@ def watch(job: Job, options: argparse.Namespace) -> int:
     """Look again and again, until the job ends or hangs."""
     step = max(SHORTEST_S, options.after / LOOKS)
     told = ""
-    before: dict[int, Rank] = {}
-    asked_at = time.monotonic()
-    moved_at = asked_at
+    since = Look([], time.monotonic())  # the first look since which nothing has moved
     while True:
         wait(job, step)
         code = job.exit_code()
         if code is not None:
             report_end(job, code)
             return code
-        ranks = ranks_of(job.ask(full=False))
-        now = time.monotonic()
-        mark_busy(ranks, before, now - asked_at)
-        if has_moved(before, ranks):
-            moved_at = now
-        before = ranks
-        asked_at = now
-        if now - moved_at < options.after:
+        now = Look(job.ask(full=False), time.monotonic())
+        if now.has_moved_since(since):
+            since = now
+        if now.at - since.at < options.after:
             continue
-        found, ranks = examine(job, ranks)
+        mark_busy(now.ranks, since.ranks, now.at - since.at)
+        found, ranks = examine(job, now)
+        if job.exit_code() is not None or progress_of(ranks) != progress_of(now.ranks):
+            continue  # it has moved while we asked
+        ends = found.hangs and not options.keep
+        if ends:
+            job.end()  # first, so that the verdict is the last thing that is printed
         if str(found) != told:
             told = str(found)
             tell(found, ranks, options, f"no call was made or done for {options.after:g} s")
-        if found.hangs and not options.keep:
+        if ends:
             return HANGS
+
+
+class Look:
+    """What the job's processes answered at one time."""
+
+    def __init__(self, answers: list[dict], at: float) -> None:
+        self.at = at
+        self.ranks = ranks_of(answers)
+        self.cpu_s = {said["pid"]: said.get("cpu_s", 0.0) for said in answers if said["alive"]}
+
+    def has_moved_since(self, before: "Look") -> bool:
+        """Whether a rank has come, made a call or ended one. If none waits: whether any process works."""
+        if not self.ranks or progress_of(self.ranks) != progress_of(before.ranks):
+            return True
+        if any(rank.open_calls or rank.waits_in for rank in self.ranks.values()):
+            return False
+        if self.cpu_s.keys() != before.cpu_s.keys():
+            return True
+        works = any(self.cpu_s[pid] - before.cpu_s[pid] > BUSY * (self.at - before.at) for pid in self.cpu_s)
+        return works or any(rank.stack != before.ranks[number].stack for number, rank in self.ranks.items())
 
 
 def wait(job: Job, seconds: float) -> None:
@@ -134,23 +154,15 @@ def wait(job: Job, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def has_moved(before: dict[int, Rank], now: dict[int, Rank]) -> bool:
-    """Whether a rank has come, or made a call, or ended one. Without any call: whether one computes."""
-    if not now or {n: rank.progress() for n, rank in before.items()} != {
-        n: r.progress() for n, r in now.items()
-    }:
-        return True
-    waits = [rank for rank in now.values() if rank.open_calls or rank.waits_in]
-    if waits:
-        return False
-    return any(rank.busy or rank.stack != before[number].stack for number, rank in now.items())
+def progress_of(ranks: dict[int, Rank]) -> dict[int, tuple]:
+    return {number: rank.progress() for number, rank in ranks.items()}
 
 
-def examine(job: Job, brief: dict[int, Rank]) -> tuple[Verdict, dict[int, Rank]]:
+def examine(job: Job, brief: Look) -> tuple[Verdict, dict[int, Rank]]:
     """Ask for all that the ranks know, and find the words."""
     ranks = ranks_of(job.ask(full=True))
     for number, rank in ranks.items():
-        rank.busy = number in brief and brief[number].busy
+        rank.busy = number in brief.ranks and brief.ranks[number].busy
     return verdict(ranks, expected(ranks)), ranks
 
 

@@ -6,6 +6,7 @@ script sees: no signal handler, no hook, no argument, no file descriptor.
 """
 
 import atexit
+import importlib
 import json
 import os
 import pickle
@@ -221,7 +222,7 @@ def run_the_other_sitecustomize() -> None:
     sys.path[:] = [path for path in sys.path if path != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ImportError:
         if ours is not None:
             sys.modules["sitecustomize"] = ours

@@ -94,7 +94,7 @@ class Job(Asked):
         return code if code is None or code >= 0 else 128 - code
 
     def end(self) -> None:
-        """End the command and whatever descends from it, and remove the folder."""
+        """End the command and whatever descends from it, and remove the folder. Once is enough."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):

@@ -185,7 +185,7 @@ def place_of(one: Difference, number: int, ranks: dict[int, Rank]) -> str:
 def place_at(rank: Rank, call: Call) -> str:
     """Where a rank made a call. The stack knows the text of the line, if the rank is still there."""
     if call.place is None:
-        return str(rank.place)
+        return "its line is not known" if rank.place is None else str(rank.place)
     if rank.place and (rank.place.file, rank.place.line) == (call.place.file, call.place.line):
         return str(rank.place)
     return str(call.place)

@@ -1,0 +1,317 @@
+"""The doctor names what holds a job up: on hangs of ours, in scripts of others, and on what it cannot see."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.doctor.__main__ import main
+from shared.doctor.ranks import Call, Place, Rank, ranks_of
+from shared.doctor.verdict import verdict
+from tests.helpers import ROOT, SCRIPTS, Done, command, environment, python
+from tests.processes import wait_until
+
+HANGS = SCRIPTS / "hangs"
+FORKED = (sys.executable, HANGS / "fork_ranks.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+HUNG = 3
+BAD_INPUT = 2
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks ranks, and reads /proc")
+
+
+def doctor(*job: str | Path, after: float = 2.0, **variables: str) -> Done:
+    return python("-m", "shared.doctor", f"--after={after}", "--", *job, **variables)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Processes that were started with ``mark`` in their environment, whatever their parents are by now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                if mark.encode() in (entry / "environ").read_bytes() and state != "Z":
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has ended meanwhile, or is not ours
+    return found
+
+
+# {hang: what the three lines must contain, as regular expressions}
+OURS = {
+    "absent": ("Rank 1 is missing in all_reduce of Float", r"Rank 0 waits.*hangs.py:\d+", r"time\.sleep"),
+    "kinds": ("all_reduce on rank 0 and broadcast on rank 1", r"dist\.all_reduce", r"dist\.broadcast"),
+    "barrier_instead": ("all_reduce on rank 0 and barrier on rank 1", "all_reduce", "barrier"),
+    "shapes": (r"Float\[2\] on rank 0 and Float\[3\] on rank 1", "Rank 0: hangs.py", "Rank 1: hangs.py"),
+    "died": ("Rank 0 waits in init_process_group", "hangs.py", "Rank 1 is dead"),
+    "failed": (
+        "Rank 0 waits in init_process_group",
+        "hangs.py",
+        "Rank 1 has failed: ValueError: no such data",
+    ),
+    "groups": ("wait for each other", "Rank 0: all_reduce of group", "Rank 1: all_reduce of group"),
+    "members_only": ("Rank 0 waits in new_group", r"dist\.new_group", r"Rank 1 is elsewhere.*sleep"),
+    "both_send": ("both in send, and neither receives", "send to rank 1", "send to rank 0"),
+    "no_sender": ("Rank 0 waits in recv from rank 1", r"dist\.recv", r"Rank 1 is elsewhere.*Queue"),
+    "stopped": ("Rank 1 is missing in all_reduce", "hangs.py", "Rank 1 is stopped by a signal"),
+    "silent": ("Rank 1 is missing in all_reduce", "hangs.py", "Rank 1 does not answer"),
+    "key": ("Rank 0 is missing in barrier", r"dist\.barrier", r"Rank 0 waits in store\.get"),
+    "outside": ("No rank waits", "Ranks 0 and 1: hangs.py", "swapped"),
+    "uneven": ("Rank 0 is missing in all_reduce", r"backward\(\)", r"Rank 0 is elsewhere.*sleep"),
+    # What it cannot see: the calls are the same in number, kind and shape.
+    "swapped": ("No rank waits", "Ranks 0 and 1: hangs.py", "swapped on a rank look the same"),
+}
+THEIRS = {
+    "their_gpt.py": ("barrier on rank 0 and all_reduce on rank 1", "in save_checkpoint", r"loss\.backward"),
+    "their_trainer.py": (
+        "Rank 1 is missing in all_gather",
+        "in log_metrics",
+        "Rank 1 is elsewhere.*ready.wait",
+    ),
+}
+
+
+def lines_of(done: Done) -> list[str]:
+    """The three lines of the verdict, which is the last thing that is printed."""
+    return done.stdout.rstrip().splitlines()[-3:]
+
+
+def assert_verdict(done: Done, expected: tuple[str, str, str], mark: str) -> None:
+    assert done.returncode == HUNG, done.stdout
+    for line, pattern in zip(lines_of(done), expected, strict=True):
+        assert re.search(pattern, line), done.stdout
+    assert processes_with(mark) == []
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize("name", OURS)
+def test_a_hang_is_told(name: str):
+    mark = f"RANK_DOCTOR_TEST={name}-{os.getpid()}"
+    done = doctor(*FORKED, HANGS / "hangs.py", name, **dict([mark.split("=")]))
+    assert_verdict(done, OURS[name], mark)
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_rank_that_was_never_started_is_told():
+    mark = f"RANK_DOCTOR_TEST=never-{os.getpid()}"
+    done = doctor(*FORKED, "--only", "0", HANGS / "hangs.py", "one_starts", **dict([mark.split("=")]))
+    expected = ("Rank 0 waits in init_process_group", "hangs.py", "Rank 1 has never come")
+    assert_verdict(done, expected, mark)
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_hang_in_a_script_that_knows_nothing_of_us_is_told(name: str):
+    mark = f"RANK_DOCTOR_TEST={name}-{os.getpid()}"
+    job = (*TORCHRUN, HANGS / name)
+    done = command(sys.executable, "-m", "shared.doctor", "--after=3", "--", *job, **dict([mark.split("=")]))
+    assert_verdict(done, THEIRS[name], mark)
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_rank_that_computes_is_waited_for():
+    done = doctor(*FORKED, HANGS / "hangs.py", "computes")
+    assert done.returncode == 0, done.stdout
+    told = [line for line in done.stdout.splitlines() if "Rank 1" in line]
+    assert all("missing" in line or "computes, so it may come" in line for line in told), done.stdout
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_job_that_ends_is_left_alone(tmp_path: Path):
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import os, sys\nprint('sitecustomize' in sys.modules, [p for p in sys.path if 'doctor' in p])\n"
+        "assert os.environ.get('RANK') is None\nsys.exit(7)\n",
+        encoding="utf-8",
+    )
+    done = doctor(sys.executable, script)
+    assert done.returncode == 7
+    assert done.stdout.endswith("[]\n")  # the folder of the doctor is on no path of the script
+
+
+@pytest.mark.slow
+def test_the_rank_that_failed_first_is_named(tmp_path: Path):
+    script = tmp_path / "fails.py"
+    script.write_text("def load():\n    raise ValueError('no such file')\n\n\nload()\n", encoding="utf-8")
+    done = doctor(sys.executable, script, RANK="3")
+    assert done.returncode == 1
+    assert "rank-doctor: rank 3 failed first: ValueError: no such file, at fails.py:2" in done.stdout
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_doctor_that_is_ended_takes_the_job_along(number: int, tmp_path: Path):
+    script = tmp_path / "sleeps.py"
+    script.write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'here')!r}).touch()\ntime.sleep(600)\n",
+        encoding="utf-8",
+    )
+    mark = f"RANK_DOCTOR_TEST=end-{number}-{os.getpid()}"
+    arguments = [sys.executable, "-m", "shared.doctor", "--", sys.executable, str(script)]
+    variables = environment(**dict([mark.split("=")]))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(arguments, cwd=ROOT, env=variables, **quiet) as process:
+        wait_until((tmp_path / "here").exists, "the script runs")
+        process.send_signal(number)
+    wait_until(lambda: not processes_with(mark), "no process is left")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "give either a command after -- or --pid"),
+        (["--pid=1", "--", "true"], "give either a command after -- or --pid"),
+        (["--after=0", "--", "true"], "--after must be a number of seconds above 0, not 0.0"),
+        (["--after=soon", "--", "true"], "invalid float value: 'soon'"),
+        (["--pid=me"], "invalid int value: 'me'"),
+        (["--unknown", "--", "true"], "--unknown"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(
+    arguments: list[str], expected: str, capfd: pytest.CaptureFixture
+):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == BAD_INPUT
+    assert expected in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    """The doctor handles signals for as long as it lives; this process goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--", "/no/such/command"], "'/no/such/command' cannot be started: No such file or directory"),
+        (["--pid=999999999"], "there is no process 999999999"),
+        ([f"--pid={os.getpid()}"], f"process {os.getpid()}"),
+    ],
+)
+def test_what_cannot_be_looked_into_is_told_in_one_line(
+    arguments: list[str], expected: str, capfd: pytest.CaptureFixture, own_handlers: None
+):
+    assert main(arguments) == BAD_INPUT
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("rank-doctor: ")
+    assert expected in line
+
+
+def call(number: int, kind: str = "all_reduce", shape: str = "Float[4]", done: bool = False, **more) -> Call:
+    group = more.get("group", "0")
+    name = "default_pg" if group == "0" else "undefined"
+    place = Place("train.py", 10 + number, "step", "")
+    return Call(10 * int(group) + number, group, name, number, False, kind, shape, done, place)
+
+
+def rank(number: int, *calls: Call, **more) -> Rank:
+    place = Place("train.py", 50, "main", "work()")
+    return Rank(number, 1000 + number, 3, more.pop("state", "alive"), place, calls=list(calls), **more)
+
+
+VERDICTS = {
+    "one of three is missing": (
+        [rank(0, call(1)), rank(1), rank(2, call(1))],
+        "elsewhere",
+        "Ranks 0 and 2 wait there: train.py:11, in step",
+    ),
+    "two of three are missing": (
+        [rank(0, call(1)), rank(1), rank(2)],
+        "elsewhere",
+        "Ranks 1 and 2 are missing in all_reduce of Float[4], call 1 of the default group.",
+    ),
+    "one never came": ([rank(0, call(1)), rank(1, call(1))], "never came", "Rank 2 has never come"),
+    "one computes": (
+        [rank(0, call(1)), rank(1, busy=True), rank(2, call(1))],
+        "computes",
+        "Rank 1 computes, so it may come: train.py:50, in main: work()",
+    ),
+    "one is dead": ([rank(0, call(1)), rank(1, state="gone"), rank(2, call(1))], "died", "Rank 1 is dead"),
+    "one has ended": (
+        [rank(0, call(1)), rank(1, state="ended"), rank(2, call(1))],
+        "ended",
+        "Rank 1 has ended",
+    ),
+    "another kind, later calls too": (
+        [rank(0, call(1, done=True), call(2)), rank(1, call(1, "broadcast", done=True)), rank(2, call(1))],
+        "kinds",
+        "number 1 of the default group is all_reduce on ranks 0 and 2 and broadcast on rank 1.",
+    ),
+    "another type": (
+        [rank(0, call(1)), rank(1, call(1, shape="Int[4]")), rank(2, call(1))],
+        "shapes",
+        "has Float[4] on ranks 0 and 2 and Int[4] on rank 1.",
+    ),
+    "a group of two": (
+        [rank(0, call(1, group="1"), groups={"1": [0, 2]}), rank(1), rank(2)],
+        "elsewhere",
+        "Rank 2 is missing in all_reduce of Float[4], call 1 of group 1.",
+    ),
+    "in another group": (
+        [rank(0, call(1)), rank(1, call(1)), rank(2, call(1, "broadcast", group="1"), groups={"1": [2]})],
+        "waits",
+        "Rank 2 waits elsewhere, in broadcast of group 1: train.py:11",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "kind", "expected"), VERDICTS.values(), ids=VERDICTS)
+def test_a_verdict(ranks: list[Rank], kind: str, expected: str):
+    found = verdict({one.rank: one for one in ranks}, 3)
+    assert found.kind == kind
+    assert expected in str(found)
+    assert len(found.lines) == 3
+    assert found.hangs == (kind != "computes")
+
+
+def answer(pid: int, parent: int, number: int | None, **more) -> dict:
+    said = {"pid": pid, "parent": parent, "time": 1.0, "variables": {"RANK": "0", "WORLD_SIZE": "1"}}
+    said |= {"rank": number, "alive": True, "answered": True, "stopped": False, "bye": None}
+    return {**said, **more}
+
+
+def test_a_worker_of_a_rank_is_not_the_rank():
+    answers = [answer(20, 10, 0), answer(10, 1, 0), answer(30, 10, None)]
+    assert ranks_of(answers)[0].pid == 10
+
+
+def test_a_launcher_that_has_the_rank_in_its_environment_is_not_the_rank():
+    assert ranks_of([answer(10, 1, None), answer(20, 10, 0)])[0].pid == 20
+
+
+def test_a_rank_that_was_started_again_counts_by_its_newest_process():
+    gone = answer(10, 1, 0, alive=False)
+    assert ranks_of([gone, answer(20, 1, 0, time=2.0)])[0].pid == 20
+
+
+def test_the_stack_by_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What ``py-spy dump --json`` prints, from a stand-in for it."""
+    frame = {"name": "work", "filename": str(tmp_path / "train.py"), "line": 1}
+    inner = {"name": "all_reduce", "filename": "x/site-packages/torch/a.py", "line": 7}
+    told = [{"thread_name": "MainThread", "frames": [inner, frame]}]
+    (tmp_path / "train.py").write_text("dist.all_reduce(x)\n", encoding="utf-8")
+    stand_in = tmp_path / "py-spy"
+    stand_in.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n", encoding="utf-8")
+    stand_in.chmod(0o755)
+    from shared.doctor.outside import stacks_by_py_spy
+
+    stacks = stacks_by_py_spy(str(stand_in), 1)
+    assert stacks["MainThread"][0] == [frame["filename"], 1, "work", "dist.all_reduce(x)", True]
+    assert stacks["MainThread"][1][4] is False
