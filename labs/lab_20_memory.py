@@ -11,12 +11,14 @@ import torch
 from lab_20_ring import part_of, ring_attention
 from lab_20_ways import BlockAttention
 
+from shared.comm.broadcast import broadcast_from_rank_0
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import causal_attention
+from shared.training.parity import assert_equal
 from shared.training.storages import StorageRecorder
 
 
@@ -27,18 +29,19 @@ class Config:
     head_width: int = 16
     quadratic: float = 3.5  # at least: times the memory for twice the length
     linear: float = 2.1  # at most
+    tolerance: float = 1e-12
 
 
-def peak(attend: Callable, qkv: list[torch.Tensor]) -> int:
-    """Bytes at the peak of a forward and backward; of three, the lowest."""
-    lowest = []
-    for _ in range(3):
+def peak(attend: Callable, qkv: list[torch.Tensor], passes: int = 1) -> int:
+    """Bytes at the peak of a forward and backward. With messages, pass a few times: the lowest counts."""
+    peaks = []
+    for _ in range(passes):
         leaves = [tensor.clone().requires_grad_() for tensor in qkv]
         gradient = torch.ones_like(leaves[0])
         with StorageRecorder([*leaves, gradient]) as memory:
             attend(*leaves).backward(gradient)
-        lowest.append(memory.peak)
-    return min(lowest)
+        peaks.append(memory.peak)
+    return min(peaks)
 
 
 def by_blocks(tiles: int) -> Callable:
@@ -63,16 +66,34 @@ def measure(length: int, group: Group, cfg: Config) -> dict[str, int]:
     n = group.world_size
     qkv = list(torch.randn(3, 1, 1, length, cfg.head_width, dtype=torch.float64, device=group.device))
     parts = [part_of(tensor, -2) for tensor in qkv]
-    peaks = {"ring": peak(on_a_ring(length // (2 * n) // cfg.tile), parts)}
+    peaks = {}
     if group.rank == 0:
         peaks["full"] = peak(causal_attention, qkv)
         peaks["blocks"] = peak(by_blocks(length // cfg.tile), qkv)
+    peaks["ring"] = peak(on_a_ring(length // (2 * n) // cfg.tile), parts, passes=3)
     return peaks
+
+
+def check_tiles(group: Group, cfg: Config) -> None:
+    """However many tiles a chunk is cut into: the output and the gradients are those of full attention."""
+    length = 2 * group.world_size * 8
+    sequence = torch.randn(4, 1, 1, length, cfg.head_width, dtype=torch.float64, device=group.device)
+    broadcast_from_rank_0([sequence])
+    *qkv, gradient = sequence
+    alone = [tensor.clone().requires_grad_() for tensor in qkv]
+    causal_attention(*alone).backward(gradient)
+    for tiles in (1, 2, 8):
+        parts = [part_of(tensor, -2).requires_grad_() for tensor in qkv]
+        on_a_ring(tiles)(*parts).backward(part_of(gradient, -2))
+        for name, ours, one in zip("qkv", parts, alone, strict=True):
+            what = f"{tiles} tiles: gradient of {name}"
+            assert_equal(what, ours.grad, part_of(one.grad, -2), cfg.tolerance)
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=120, smallest=2) as group:
         n = group.world_size
+        check_tiles(group, cfg)
         lengths = [2 * n * cfg.tile * 2**power for power in range(cfg.doublings + 1)]
         rows = {length: measure(length, group, cfg) for length in lengths}
         if group.rank == 0:
@@ -81,10 +102,13 @@ def main(cfg: Config) -> None:
 
 
 def check(rows: dict[int, dict[str, int]], n: int, cfg: Config) -> None:
-    """Full attention grows with the square of the length, the others with the length."""
+    """Full attention grows with the square of the length, the others with the length.
+
+    A rank holds more than 1/N: keys that arrive beside those that it computes with, and their gradients.
+    """
     for length, row in rows.items():
-        told = ", ".join(f"{kind} {row[kind] / 1e6:.2f} MB" for kind in ("full", "blocks", "ring"))
-        print_on_rank_0(f"{length} positions: {told}")
+        told = ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in row.items())
+        print_on_rank_0(f"{length:,} positions: {told}")
     *_, before, after = rows.values()
     growth = {kind: after[kind] / before[kind] for kind in after}
     for kind, times in growth.items():

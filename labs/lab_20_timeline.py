@@ -118,7 +118,10 @@ def measure(name: str, zigzag: bool, ahead: bool, message: float, cfg: Config) -
             f"{name}: executed, messages overlap with computing where they should not, or do not"
         )
     hidden = busy_together(ideal, *queues) / cfg.block_s / (last * message)
-    lines = [[one.device, one.queue, one.start / cfg.block_s, one.end / cfg.block_s] for one in ideal]
+    lines = []
+    for one in ideal:
+        if one.end > one.start:
+            lines.append([one.device, one.queue, one.start / cfg.block_s, one.end / cfg.block_s])
     return {"length": length, "idle": bubble(ideal, cfg.ranks), "hidden": hidden, "lines": lines}
 
 
