@@ -1,0 +1,59 @@
+"""Layouts of context parallelism: each chunk lies on one rank, a zigzag has the same work in each step."""
+
+from types import ModuleType
+
+import pytest
+
+from shared.runtime.loading import load_file
+from tests.helpers import ROOT
+
+RANKS = [1, 2, 3, 4, 7, 16]
+
+
+@pytest.fixture(scope="module")
+def ring() -> ModuleType:
+    return load_file(ROOT / "labs" / "lab_20_ring.py", "lab_20_ring")
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("zigzag", [False, True])
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_each_chunk_lies_on_one_rank(ring: ModuleType, ranks: int, zigzag: bool, tiles: int):
+    held = [chunk for rank in range(ranks) for chunk in ring.chunks_of(rank, ranks, zigzag, tiles)]
+    assert sorted(held) == list(range(2 * ranks * tiles))
+
+
+def blocks_in_steps(ring: ModuleType, rank: int, ranks: int, zigzag: bool) -> list[int]:
+    """How many blocks ``rank`` computes in each step of the ring."""
+    mine = ring.chunks_of(rank, ranks, zigzag)
+    steps = []
+    for step in range(ranks):
+        theirs = ring.chunks_of((rank - step) % ranks, ranks, zigzag)
+        steps.append(len(ring.blocks(mine, theirs, 1)))
+    return steps
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_zigzag_has_the_same_work_on_all_ranks_in_each_step(ring: ModuleType, ranks: int):
+    for rank in range(ranks):
+        assert blocks_in_steps(ring, rank, ranks, zigzag=True) == [3] + [2] * (ranks - 1)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_in_order_the_last_rank_computes_most(ring: ModuleType, ranks: int):
+    work = [sum(blocks_in_steps(ring, rank, ranks, zigzag=False)) for rank in range(ranks)]
+    assert work == [4 * rank + 3 for rank in range(ranks)]
+
+
+def test_all_blocks_that_causality_needs_are_computed_once(ring: ModuleType):
+    ranks = 3
+    found = []
+    for rank in range(ranks):
+        mine = ring.chunks_of(rank, ranks)
+        for source in range(ranks):
+            theirs = ring.chunks_of(source, ranks)
+            for rows, columns, diagonal in ring.blocks(mine, theirs, 1):
+                query, key = mine[rows.start], theirs[columns.start]
+                assert diagonal == (query == key)
+                found.append((query, key))
+    assert sorted(found) == [(query, key) for query in range(6) for key in range(query + 1)]
