@@ -90,7 +90,7 @@ def watch(worker: threading.Thread, cfg: Config) -> str:
         elif still_since is None:
             still_since = time.monotonic()
         elif time.monotonic() > still_since + cfg.still_s:
-            return f"hangs, and all {THREADS_OF_GLOO} threads of gloo wait in the hook's callbacks"
+            return f"hangs, and gloo's {THREADS_OF_GLOO} threads wait in the hook's callbacks"
     raise CourseError(f"after {cfg.patience_s:.0f} s neither done nor seen to hang")
 
 

@@ -197,7 +197,9 @@ class Training:
 
 
 class Ours:
-    """Our hook, and how its state is saved and loaded."""
+    """Our hook, and how its state is saved."""
+
+    name = "ours"
 
     def __init__(self, cfg: Config) -> None:
         seed = np.random.RandomState(0).randint(1_000_000_000)  # torch's first q comes from this, too
@@ -216,6 +218,8 @@ class Ours:
 
 class Torchs:
     """torch's hook. It keeps its tensors by bucket; ``layout`` is the order of parameters in the only one."""
+
+    name = "torch's"
 
     def __init__(self, cfg: Config, epsilon: float = 0.0) -> None:
         self.layout: list[nn.Parameter] = []
@@ -343,7 +347,7 @@ EQUAL = 1e-13  # a resumed run and one that was not interrupted, float64
 # {hook: {the state that it begins with: whether the end is that of the run that was not interrupted}}
 RESUMED: dict[type, dict[str, bool]] = {
     Ours: {"own state": True, "rank 0's state": False, "no state": False},
-    Torchs: {"own state": False, "own state, after a throwaway pass": True},
+    Torchs: {"own state": False, "no state": False, "own state, after a throwaway pass": True},
 }
 
 
@@ -359,9 +363,9 @@ def check_resumed(kind: type, truth: dict, group: Group, cfg: Config) -> None:
         pairs = zip(model.parameters(), unbroken.model.parameters(), strict=True)
         difference = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
         ends = "equal" if difference < EQUAL else f"differs by {difference:.0e}"
-        print_on_rank_0(f"resumed, {kind.__name__.lower()}, {whose}: {ends}")
+        print_on_rank_0(f"resumed with {kind.name}, {whose}: {ends}")
         if (ends == "equal") != expected:
-            raise CourseError(f"resumed, {kind.__name__}, {whose}: {ends} is not expected")
+            raise CourseError(f"resumed with {kind.name}, {whose}: {ends}, which is not expected")
 
 
 def check_layouts(truth: dict, group: Group, cfg: Config) -> None:
@@ -389,10 +393,14 @@ def check_zero_gradient(truth: dict, group: Group, cfg: Config) -> None:
         print_on_rank_0(f"a matrix without a gradient, {name}: nan in {', '.join(broken) or 'nothing'}")
         if broken != (["first.weight"] if name == "torch's" else []):
             raise CourseError(f"{name}: nan in {broken}")
+        training.step()
+        lost = all(p.grad.isnan().any() for p in training.model.parameters())
+        if lost != (name == "torch's"):
+            raise CourseError(f"{name}: one step later all gradients are {'nan' if lost else 'numbers'}")
 
 
 def check_batched(group: Group, cfg: Config) -> None:
-    """torch's simpler variant does not run in this version, nowhere."""
+    """torch's simpler variant does not run in this version."""
     net = Net().to(group.device)
     ddp = DDP(net, bucket_cap_mb=ONE_BUCKET)
     ddp.register_comm_hook(torchs.PowerSGDState(None, 1, cfg.start), torchs.batched_powerSGD_hook)

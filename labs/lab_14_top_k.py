@@ -117,6 +117,7 @@ def main() -> None:
     if ranks > 1:
         assert bad["distance"] > 0.5, "without error feedback it learns, too"
 
+    assert with_feedback.residual.nbytes == truth.nbytes  # memory that compression costs
     waiting = all_reduced(with_feedback.residual)
     lost = (good["came back"] + waiting - all_reduced(good["given"])).abs().max()
     assert lost < 1e-9, f"{lost:.1e} of the gradients is neither sent nor kept"

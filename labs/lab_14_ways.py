@@ -19,7 +19,7 @@ from torch import nn
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.paced import Wire, on_wire
-from shared.comm.record import CommRecord, record
+from shared.comm.record import CommRecord, least_bytes, record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
@@ -284,6 +284,26 @@ def check_on_paced_network(rows: dict, digits: Digits, cfg: Config) -> dict:
     return found
 
 
+def check_bytes(rows: dict, digits: Digits) -> None:
+    """What the record counted is what the formulas say, for one way of each kind."""
+    n = digits.group.world_size
+    params = list(digits.model().parameters())
+    numel = sum(p.numel() for p in params)
+    thin = sum(sum(p.shape) for p in params)  # of a matrix n + m numbers, of a vector all
+    dense = least_bytes("all_reduce", 4 * numel, n)
+    expected = {
+        "all-reduce": dense,
+        "bf16": dense / 2,
+        "PowerSGD, rank 1": least_bytes("all_reduce", 4 * thin, n),
+        "top 1 %": least_bytes("all_gather", (4 + 4) * int(0.01 * numel), n),
+        "local SGD, H = 16": dense / 16,
+        "DiLoCo, H = 16": dense / 16,
+    }
+    for way, size in expected.items():
+        if abs(rows[way]["bytes"] - size) > 1e-6 * size:
+            raise CourseError(f"{way}: {rows[way]['bytes']:,.0f} bytes a step, the formula says {size:,.0f}")
+
+
 def check_accuracies(rows: dict, cfg: Config) -> None:
     last = {way: row["accuracies"][-1] for way, row in rows.items()}
     for way in GOOD:
@@ -324,6 +344,7 @@ def main(cfg: Config) -> None:
                 f"{way:23} {row['bytes']:>9,.0f} bytes a step, accuracy {row['accuracies'][-1]:.1%}, "
                 f"{cfg.target:.0%} after {row['steps to target']} steps"
             )
+        check_bytes(rows, digits)
         check_accuracies(rows, cfg)
         times = check_networks(rows)
         paced = check_on_paced_network(rows, digits, cfg)
