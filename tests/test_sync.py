@@ -4,10 +4,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_output
 
 from shared.runtime.errors import InputError
 from shared.tools.lessons import read_lessons
-from shared.tools.sync import derived_files, differences
+from shared.tools.sync import derived_files, differences, write_all
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course
 from tests.rules import tell
@@ -91,6 +92,23 @@ def test_a_stale_picture_of_the_rooms_is_found_in_the_readme(course: Path):
     )
     assert found_in(course) == {"README.md": "differs from its source"}
     assert "comm --> runtime" in derived_files(course)[readme]
+
+
+def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
+    notebook = nbformat.read(course / NOTEBOOK, 4)
+    cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    cell.metadata["tags"] = ["readme:small"]
+    cell.outputs = [new_output("display_data", {"text/markdown": "| a |", "image/png": "UE5H"})]
+    (course / NOTEBOOK).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    readme = course / "README.md"
+    readme.write_text(
+        "<!-- small: written by `make sync` -->\nstale\n<!-- small: end -->\n", encoding="utf-8"
+    )
+    assert set(found_in(course)) == {"README.md", "notebooks/images/small.png"}
+    write_all(course)
+    assert readme.read_text(encoding="utf-8").splitlines()[1] == "| a |"
+    assert (course / "notebooks/images/small.png").read_bytes() == b"PNG"
+    assert found_in(course) == {}
 
 
 def test_two_cells_of_one_notebook_may_not_write_one_file(course: Path):

@@ -4,7 +4,8 @@
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
 - The picture of the rooms of ``shared/`` in the README.
-- The README's picture, from the output of the cell tagged ``readme``.
+- The README's pictures and tables from the outputs of cells tagged ``readme:NAME``: a picture becomes
+  ``notebooks/images/NAME.png``, a table stands between the marks of that name.
 """
 
 import argparse
@@ -24,6 +25,7 @@ END = "# solution: end"
 TODO = "raise NotImplementedError  # your turn: replace this line"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
 ROOMS = re.compile(r"(<!-- rooms: written by `make sync` -->\n).*?(\n<!-- rooms: end -->)", re.DOTALL)
+SHOWN = "readme:"  # begins the tag of a cell whose output the README shows, too
 MAP = "00_start_here.ipynb#Map-of-the-course"
 
 
@@ -102,21 +104,37 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
         text = _between(TABLE, lesson_table(lessons, "notebooks/"), text)
-        wanted[readme] = _between(ROOMS, picture(root), text)
+        text = _between(ROOMS, picture(root), text)
+        for name, data in shown_in_readme(lessons):
+            if "text/markdown" in data:
+                marks = re.compile(
+                    rf"(<!-- {name}: written by `make sync` -->\n).*?(\n<!-- {name}: end -->)", re.S
+                )
+                text = _between(marks, "".join(data["text/markdown"]), text)
+        wanted[readme] = text
     for path in sorted([*(root / "labs").glob("*.py"), *(root / "labs").glob("exercises/*/exercise.py")]):
         wanted.setdefault(path, None)
     return wanted
 
 
-def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
-    """{path: PNG} of the picture that the cell tagged ``readme`` shows; empty while there is none."""
-    pictures = {}
-    for lesson in read_lessons(root):
+def shown_in_readme(lessons: list[Lesson]) -> list[tuple[str, dict]]:
+    """(NAME, data of its output) of each cell tagged ``readme:NAME`` that has been run."""
+    found = []
+    for lesson in lessons:
         for cell in cells_of(lesson.notebook, "code"):
-            shown = [output.data for output in cell.outputs if "image/png" in output.get("data", {})]
-            if "readme" in cell.metadata.get("tags", []) and shown:
-                target = root / "notebooks" / "images" / "readme.png"
-                pictures[target] = base64.b64decode(shown[0]["image/png"])
+            for tag in cell.metadata.get("tags", []):
+                if tag.startswith(SHOWN):
+                    data = [output.data for output in cell.outputs if "data" in output]
+                    found += [(tag.removeprefix(SHOWN), one) for one in data]
+    return found
+
+
+def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
+    """{path: PNG} of the pictures that the README shows."""
+    pictures = {}
+    for name, data in shown_in_readme(read_lessons(root)):
+        if "image/png" in data:
+            pictures[root / "notebooks" / "images" / f"{name}.png"] = base64.b64decode(data["image/png"])
     return pictures
 
 
