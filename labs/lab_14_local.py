@@ -69,7 +69,7 @@ class DiLoCo:
     ``shared`` is the model on which the ranks agreed last. A rank's *pseudo-gradient* is shared - own: its
     way since then, backwards. The outer optimizer takes the mean of these for a gradient, and its step leads
     to the next ``shared``, where all ranks go on. The inner optimizer's state stays on its rank, untouched.
-    ``shared`` and the state of ``outer`` belong into the checkpoint. Source: Douillard et al., 2023, arXiv
+    ``shared`` and the state of ``outer`` belong in the checkpoint. Source: Douillard et al., 2023, arXiv
     2311.08105.
     """
 

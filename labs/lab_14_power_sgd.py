@@ -56,7 +56,7 @@ class PowerSGD:
         errors: {parameter: (n, m)}, what this rank's gradients lost by compression so far.
         qs: {parameter: (m, r)}, from the last step: the next one starts with it.
 
-    Both belong into the checkpoint of each rank. The keys are parameters, because DDP changes its buckets
+    Both belong in the checkpoint of each rank. The keys are parameters, because DDP changes its buckets
     after the first step.
     """
 

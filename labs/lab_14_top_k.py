@@ -16,7 +16,7 @@ class TopK:
     """Averages gradients over ``group``; of each gradient only the ``k`` largest numbers are sent.
 
     ``residual``, (numel,), is what this rank has not sent yet. With error feedback it is added to the next
-    gradient, so it is late but not lost. It belongs into the checkpoint, and each rank has its own. Source:
+    gradient, so it is late but not lost. It belongs in the checkpoint, and each rank has its own. Source:
     Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, 2018, arXiv 1809.07599.
 
     Args:

@@ -40,6 +40,7 @@ class Config:
     look: int = 16  # steps between two measurements of accuracy; each H divides it
     target: float = 0.9  # accuracy to be reached
     good: float = 0.9  # accuracy in the end of the ways that work
+    near: float = 0.03  # accuracy that may be lost by sending little
     compute_s: float = 4e-3  # of a step, on the paced network
     paced_steps: int = 2
 
@@ -309,8 +310,13 @@ def check_accuracies(rows: dict, cfg: Config) -> None:
     for way in GOOD:
         if last[way] < cfg.good:
             raise CourseError(f"{way}: accuracy {last[way]:.1%}, at least {cfg.good:.0%} were expected")
+    for way in ("PowerSGD, rank 1", "local SGD, H = 16", "DiLoCo, H = 16"):
+        if last[way] < last["all-reduce"] - cfg.near:
+            raise CourseError(f"{way}: accuracy {last[way]:.1%}, all-reduce {last['all-reduce']:.1%}")
     if last["top 0.1 %"] <= last["top 0.1 %, no feedback"]:
         raise CourseError(f"error feedback was to help: {last}")
+    if max(last["top 0.1 %"], last["DiLoCo, H = 4"]) >= min(last[way] for way in GOOD):
+        raise CourseError(f"top 0.1 % and DiLoCo with H = 4 were to be worse than the others: {last}")
 
 
 def check_networks(rows: dict) -> dict[str, dict[str, float]]:
