@@ -110,7 +110,7 @@ def main(cfg: Config) -> None:
         print(f"{who}, from the inside:")
         for name, one in found.items():
             print(
-                f"    {name.upper()} {one['size']:2}: neighbours are {one['step']:4} GPUs apart; "
+                f"    {name.upper()} {one['size']:2}: the next member is {one['step']:4} further; "
                 f"{one['leave the server']:4.0%} of the groups leave their server, "
                 f"{one['leave the pod']:4.0%} their pod"
             )

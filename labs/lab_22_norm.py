@@ -21,7 +21,7 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.one_process import assert_same_training
+from shared.training.one_process import Step, assert_same_training
 from shared.training.parity import assert_all_equal, assert_equal, gradients
 from shared.training.storages import local_of
 
@@ -82,10 +82,11 @@ def rows_of_their_own(truths: Truths, group: Group, cfg: Config) -> str:
     """What the comparison with one process says of it."""
     strategy = OwnRows(truths.of(FsdpTp), group, cfg.table)
     step = strategy.finish_step(strategy.step(0))
+    ours = [Step(step.loss, step.gradients)]
+    alone = [Step(strategy.truth.steps[0].loss, strategy.truth.steps[0].gradients)]
     try:
-        assert_same_training(
-            "each rank reads rows of its own", [step], strategy.truth.steps[:1], cfg.tolerance
-        )
+        what = "each rank reads rows of its own"
+        assert_same_training(what, ours, alone, cfg.tolerance, strategy.gradient_part)
     except ParityError as error:
         return str(error).split(" by ")[0]
     raise CourseError("rows of its own for each rank were to give another loss")
