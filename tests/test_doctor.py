@@ -14,7 +14,8 @@ import pytest
 from shared.doctor.__main__ import main
 from shared.doctor.ranks import Call, Place, Rank, ranks_of
 from shared.doctor.verdict import verdict
-from tests.helpers import ROOT, SCRIPTS, Done, command, environment, python
+from shared.runtime.ports import HERE, free_port
+from tests.helpers import ROOT, SCRIPTS, Done, environment, python
 from tests.processes import wait_until
 
 HANGS = SCRIPTS / "hangs"
@@ -113,8 +114,18 @@ def test_a_rank_that_was_never_started_is_told():
 def test_a_hang_in_a_script_that_knows_nothing_of_us_is_told(name: str):
     mark = f"RANK_DOCTOR_TEST={name}-{os.getpid()}"
     job = (*TORCHRUN, HANGS / name)
-    done = command(sys.executable, "-m", "shared.doctor", "--after=3", "--", *job, **dict([mark.split("=")]))
+    done = doctor(*job, after=3.0, **dict([mark.split("=")]))
     assert_verdict(done, THEIRS[name], mark)
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_script_that_spawns_its_ranks_and_loaders_is_told():
+    mark = f"RANK_DOCTOR_TEST=spawns-{os.getpid()}"
+    address = f"tcp://{HERE}:{free_port()}"
+    job = (sys.executable, HANGS / "their_classifier.py", "--dist-url", address)
+    expected = ("broadcast on rank 0 and barrier on rank 1", "in validate", r"dist\.barrier")
+    assert_verdict(doctor(*job, after=4.0, **dict([mark.split("=")])), expected, mark)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from .verdict import Verdict, verdict
 
 AFTER_S = 30.0
 LOOKS = 5  # in this time
+NOBODY_WAITS = 3  # times as long: a rank may load data, or import
 SHORTEST_S = 0.5  # between two looks
 BAD_INPUT = 2  # as argparse ends after a wrong option
 HANGS = 3
@@ -48,7 +49,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=float,
         default=AFTER_S,
         metavar="SECONDS",
-        help=f"how long no call is made or done before it is a hang ({AFTER_S:.0f})",
+        help=f"how long a rank waits and no call is made or done before it is a hang ({AFTER_S:.0f}); "
+        "three times as long if no rank waits in a call",
     )
     parser.add_argument("--keep", action="store_true", help="tell, and let the job go on")
     parser.add_argument("--stacks", action="store_true", help="print the whole stack of each rank, too")
@@ -111,7 +113,8 @@ def watch(job: Job, options: argparse.Namespace) -> int:
         now = Look(job.ask(full=False), time.monotonic())
         if now.has_moved_since(since):
             since = now
-        if now.at - since.at < options.after:
+        patience = options.after if now.waits else NOBODY_WAITS * options.after
+        if now.at - since.at < patience:
             continue
         mark_busy(now.ranks, since.ranks, now.at - since.at)
         found, ranks = examine(job, now)
@@ -122,7 +125,7 @@ def watch(job: Job, options: argparse.Namespace) -> int:
             job.end()  # first, so that the verdict is the last thing that is printed
         if str(found) != told:
             told = str(found)
-            tell(found, ranks, options, f"no call was made or done for {options.after:g} s")
+            tell(found, ranks, options, f"no call was made or done for {patience:g} s")
         if ends:
             return HANGS
 
@@ -135,11 +138,16 @@ class Look:
         self.ranks = ranks_of(answers)
         self.cpu_s = {said["pid"]: said.get("cpu_s", 0.0) for said in answers if said["alive"]}
 
+    @property
+    def waits(self) -> bool:
+        """Whether a rank waits in a call of torch.distributed."""
+        return any(rank.open_calls or rank.waits_in for rank in self.ranks.values())
+
     def has_moved_since(self, before: "Look") -> bool:
         """Whether a rank has come, made a call or ended one. If none waits: whether any process works."""
         if not self.ranks or progress_of(self.ranks) != progress_of(before.ranks):
             return True
-        if any(rank.open_calls or rank.waits_in for rank in self.ranks.values()):
+        if self.waits:
             return False
         if self.cpu_s.keys() != before.cpu_s.keys():
             return True

@@ -21,6 +21,7 @@ DEEPEST = 60  # frames of a stack
 NOT_OURS = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
 FOLDER = "RANK_DOCTOR_FOLDER"
 QUESTION = "question.json"
+NOTHING: dict = {"rank": None, "world_size": None, "groups": {}, "calls": []}
 
 
 class Agent:
@@ -30,6 +31,7 @@ class Agent:
         self.folder = folder
         self.answered = 0
         self.is_fork = False
+        self.is_worker = False  # a fork of a process that had a group: its locks may be held by nobody
         self.stopping = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -45,6 +47,7 @@ class Agent:
 
     def start_in_fork(self) -> None:
         self.is_fork = True
+        self.is_worker = has_group()
         self.hello()
         self.start()
 
@@ -78,10 +81,10 @@ class Agent:
         said["cpu_s"] = time.process_time()
         said["stacks"] = self.stacks()
         said["message"] = open_message()
-        said.update(what_torch_knows(with_places=False))
+        said.update(NOTHING if self.is_worker else what_torch_knows(with_places=False))
         self.write("answer", said)
         if question["full"]:
-            said.update(what_torch_knows(with_places=True))
+            said.update(NOTHING if self.is_worker else what_torch_knows(with_places=True))
             said["full"] = True
             self.write("answer", said)
 
@@ -135,15 +138,19 @@ def is_own(filename: str) -> bool:
     return not filename.startswith("<") and not any(part in filename for part in NOT_OURS)
 
 
+def has_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    is_initialized = getattr(dist, "is_initialized", None)  # None while it is being imported
+    return is_initialized is not None and is_initialized()
+
+
 def what_torch_knows(with_places: bool) -> dict:
     """Rank, groups and calls of this process, as far as it has a process group."""
-    nothing = {"rank": None, "world_size": None, "groups": {}, "calls": []}
-    torch = sys.modules.get("torch")
-    dist = sys.modules.get("torch.distributed")
     try:
-        if torch is None or dist is None or not dist.is_initialized():
-            return {**nothing, **arguments_of_init()}
-        trace = newest_trace(torch, with_places)
+        if not has_group():
+            return {**NOTHING, **arguments_of_init()}
+        dist = sys.modules["torch.distributed"]
+        trace = newest_trace(sys.modules["torch"], with_places)
         return {
             "rank": dist.get_rank(),
             "world_size": dist.get_world_size(),
@@ -151,7 +158,7 @@ def what_torch_knows(with_places: bool) -> dict:
             "calls": [call_of(entry) for entry in trace.get("entries", [])],
         }
     except Exception as error:  # a torch that is half imported, or another version's recorder
-        return {**nothing, "problem": f"{type(error).__name__}: {error}"}
+        return {**NOTHING, "problem": f"{type(error).__name__}: {error}"}
 
 
 def ranks_in(config: dict) -> list[int]:
@@ -194,7 +201,7 @@ def call_of(entry: dict) -> dict:
 
 def open_message() -> list | None:
     """[send or recv, the other rank] if the main thread is in one; gloo does not record these."""
-    frame = sys._current_frames().get(threading.main_thread().ident)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         kind = frame.f_code.co_name
         if kind in ("send", "recv") and frame.f_code.co_filename.endswith("distributed_c10d.py"):
@@ -206,7 +213,7 @@ def open_message() -> list | None:
 
 def arguments_of_init() -> dict:
     """A process that is in ``init_process_group`` just now: its rank, if the call names it."""
-    frame = sys._current_frames().get(threading.main_thread().ident)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_code.co_name == "init_process_group":
             values = frame.f_locals

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-BUSY = 0.1  # a rank that uses more than this share of a processor computes
+BUSY = 0.03  # a rank that uses more than this share of a processor computes
 # Functions of torch in which a rank may wait without a call of the flight recorder; outermost first.
 WAITS_IN = {
     "init_process_group": "init_process_group",
