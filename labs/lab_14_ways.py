@@ -346,9 +346,11 @@ def main(cfg: Config) -> None:
         for way, (kind, build) in WAYS.items():
             row = {"kind": kind} | train(build, digits, cfg)
             rows[way] = row
+            steps = row["steps to target"]
+            reached = "not reached" if steps is None else f"after {steps} steps"
             print_on_rank_0(
                 f"{way:23} {row['bytes']:>9,.0f} bytes a step, accuracy {row['accuracies'][-1]:.1%}, "
-                f"{cfg.target:.0%} after {row['steps to target']} steps"
+                f"{cfg.target:.0%} {reached}"
             )
         check_bytes(rows, digits)
         check_accuracies(rows, cfg)
