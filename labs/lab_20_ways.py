@@ -26,6 +26,7 @@ from shared.training.parity import assert_equal
 
 FORWARD = 2  # products of matrices in a block: queries by keys, weights by values
 BACKWARD = 5  # the scores again, and four gradients
+COMPUTE, WAIT = "compute", "wait"
 
 
 @dataclass(frozen=True)
@@ -179,20 +180,50 @@ def observed(function: Callable, *args) -> tuple[torch.Tensor | None, dict]:
     return result, seen
 
 
-def blocks_per_step(way: Way, parts: list[torch.Tensor], one_block: int) -> list[float]:
-    """How many blocks this rank computes in each step of the ring, by counted operations."""
-    found = []
-    forward_blocks = ring.forward_blocks
+def watch_ring(
+    way: Way, parts: list[torch.Tensor], gradient: torch.Tensor, one_block: int
+) -> tuple[list[float], list[str]]:
+    """Blocks that this rank computes in each step, by counted operations, and in which order it does what."""
+    steps = []
+    forward_blocks, backward_blocks, wait = ring.forward_blocks, ring.backward_blocks, ring.Shift.wait
 
-    def counted(*args) -> None:
+    def forward(*args) -> None:
+        log.mark(COMPUTE)
         _, seen = observed(forward_blocks, *args)
-        found.append(seen["flops"] / one_block)
+        steps.append(seen["flops"] / one_block)
 
-    ring.forward_blocks = counted
-    with torch.no_grad():
-        way.attend(*parts)
-    ring.forward_blocks = forward_blocks
-    return found
+    def backward(*args) -> torch.Tensor:
+        log.mark(COMPUTE)
+        return backward_blocks(*args)
+
+    def marked_wait(shift: ring.Shift) -> torch.Tensor:
+        log.mark(WAIT)
+        return wait(shift)
+
+    ring.forward_blocks, ring.backward_blocks, ring.Shift.wait = forward, backward, marked_wait
+    with record() as log:
+        way.attend(*parts).backward(gradient)
+    ring.forward_blocks, ring.backward_blocks, ring.Shift.wait = forward_blocks, backward_blocks, wait
+    return steps, log.order()
+
+
+def expected_order(ranks: int) -> list[str]:
+    """Keys leave before a rank computes with them, and it waits for the next ones only after that."""
+    message = ["send", "recv"]
+    forward = [*message, COMPUTE, WAIT] * (ranks - 1) + [COMPUTE]
+    backward = []
+    for step in range(ranks):
+        last = step == ranks - 1
+        if not last:
+            backward += message
+        backward.append(COMPUTE)
+        if step > 1:
+            backward.append(WAIT)  # for gradients of the keys that it has just computed with
+        if step > 0:
+            backward += message
+        if not last:
+            backward.append(WAIT)
+    return [*forward, *backward, WAIT]
 
 
 def expected_steps(way: Way, rank: int, ranks: int) -> list[int]:
@@ -246,7 +277,11 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
         if told != expected:
             raise CourseError(f"{name}, {which}: {told}, expected {expected}")
     one_block = FORWARD * 2 * cfg.batch * heads * cfg.chunk**2 * cfg.head_width
-    steps = blocks_per_step(way, parts, one_block) if name.startswith("ring") else []
+    steps = []
+    if name.startswith("ring"):
+        steps, order = watch_ring(way, parts, part_of(gradient, -2, zigzag=way.zigzag), one_block)
+        if order != expected_order(n):
+            raise CourseError(f"{name}: does {' '.join(order)}, expected {' '.join(expected_order(n))}")
     work = check_work(name, found, steps, one_block, group)
     return {"passes": found, "blocks": work, "steps": steps, "part": parts[1].nbytes}
 

@@ -33,6 +33,21 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "20_ring",
+        "                shift = Shift(kv, group)  # sent while we compute with it\n"
+        "            source = (rank - step) % ranks  # whose keys and values we have now\n"
+        "            forward_blocks(q, kv, chunks[rank], chunks[source], out, lse)\n"
+        "            if not last:\n"
+        "                kv = shift.wait()\n",
+        "                pass\n"
+        "            source = (rank - step) % ranks  # whose keys and values we have now\n"
+        "            forward_blocks(q, kv, chunks[rank], chunks[source], out, lse)\n"
+        "            if not last:\n"
+        "                kv = Shift(kv, group).wait()\n",
+        "ring, in order: does compute send recv wait",
+        run="20_ways",
+    ),
+    Fault(
+        "20_ring",
         "            if key <= query:\n",
         "            if key // 2 <= query // 2:\n",
         "output differs",
