@@ -10,7 +10,7 @@ from shared.runtime.errors import CourseError, ParityError
 from shared.training import timeline
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import Step, assert_same_training, step_of, train_alone
-from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind
+from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind, StorageRecorder
 from shared.training.timeline import (
     COMMUNICATE,
     COMPUTE,
@@ -203,6 +203,21 @@ def test_the_peak_is_that_of_torch_s_own_tracker():
     assert ours[GRADIENTS] == theirs["GRAD"]
     assert ours[OPTIMIZER] == theirs["OPT"]
     assert ours[OTHER] == theirs["ACT"] + theirs["TEMP"] + theirs["BUFFER"]
+
+
+def test_a_storage_that_is_emptied_and_filled_again_counts_again():
+    whole = torch.zeros(1000, dtype=torch.float64)
+    with StorageRecorder([whole]) as memory:
+        whole.add_(1)
+        assert memory.peak == 8000
+        whole.untyped_storage().resize_(0)  # no operation tells of that
+        part = torch.ones(500, dtype=torch.float64)
+        assert (memory.peak, memory.bytes_alive()) == (8000, 4000)
+        whole.untyped_storage().resize_(8000)
+        whole.fill_(2)
+        assert memory.peak == 12000
+        del part
+        assert memory.bytes_alive() == 8000
 
 
 # --- Timeline ---
