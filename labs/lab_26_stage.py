@@ -209,7 +209,7 @@ def shown(text: str) -> str:
     for varying, instead in VARYING.items():
         text = re.sub(varying, instead, text)
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 4].rstrip() + " ..."
+    return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
 
 
 def line_with(pattern: str, text: str) -> str:
