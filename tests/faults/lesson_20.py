@@ -62,7 +62,7 @@ FAULTS: list[Fault] = [
         "20_ways",
         "list(range(2 * ranks * tiles))",
         "list(range(2 * tiles))",
-        "Ulysses: ",
+        "Ulysses: 6 blocks, expected 5",
     ),
     Fault(
         "20_ways",

@@ -64,7 +64,7 @@ FAULTS: list[Fault] = [
     Fault(
         "21_gpt", "    largest_norm: float = 0.2 ", "    largest_norm: float = 200.0 ", "nothing was clipped"
     ),
-    Fault("21_balance", "        dist.all_reduce(load)\n", "", "balance loss: differs"),
+    Fault("21_balance", "        dist.all_reduce(load)\n", "", "balance loss: differs by"),
     Fault(
         "21_balance",
         "            balance.move_bias(load, cfg.speed * ",
