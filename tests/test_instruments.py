@@ -21,6 +21,7 @@ from shared.training.timeline import (
     busy_together,
 )
 
+pytestmark = pytest.mark.slow  # it imports torch
 CFG = GPTConfig(layers=2)
 S = 0.004  # of one piece of simulated work
 

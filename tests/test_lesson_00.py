@@ -59,6 +59,7 @@ def test_the_lessons_use_the_words_of_the_table():
     assert missing == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pause_s", "named"), [(0.0, 1), (3.0, 0)])
 def test_of_several_failures_in_one_look_the_lowest_rank_is_named(pause_s: float, named: int, tmp_path: Path):
     """Rank 1 fails, rank 0 a second later. The launcher looks at once, or when both have failed."""

@@ -10,6 +10,9 @@ from tests.helpers import ROOT
 DENSE = {"messages": 6.0, "bytes": 1000.0, "steps to target": 10}
 
 
+pytestmark = pytest.mark.slow  # it imports torch
+
+
 @pytest.fixture(scope="module")
 def ways() -> ModuleType:
     return load_file(ROOT / "labs" / "lab_14_ways.py")

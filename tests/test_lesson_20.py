@@ -7,6 +7,7 @@ import pytest
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.slow  # it imports torch
 RANKS = [1, 2, 3, 4, 7, 16]
 
 

@@ -102,6 +102,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "line", "expected"), PLANTED.values(), ids=PLANTED)
 def test_a_wrong_arrow_is_found(name: str, line: str, expected: list[str], course: Path):
     path = course / name
@@ -110,6 +111,7 @@ def test_a_wrong_arrow_is_found(name: str, line: str, expected: list[str], cours
     assert room_problems(course) == expected
 
 
+@pytest.mark.slow
 def test_all_wrong_arrows_are_told_at_once(course: Path):
     for name, line, _ in PLANTED.values():
         path = course / name
@@ -121,6 +123,7 @@ def test_all_wrong_arrows_are_told_at_once(course: Path):
             assert problem in told or "circle" in problem  # some circles have joined
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["from shared.tools import lessons", "!python -m shared.tools.sync"])
 def test_a_notebook_may_not_use_a_tool(source: str, course: Path):
     notebook = mini_notebook()
@@ -131,6 +134,7 @@ def test_a_notebook_may_not_use_a_tool(source: str, course: Path):
     assert problem.endswith("tools are for authors")
 
 
+@pytest.mark.slow
 def test_a_picture_shows_who_imports_whom(course: Path):
     lines = [line.strip() for line in picture(course).splitlines()]
     assert "comm --> runtime" in lines
