@@ -21,6 +21,7 @@ def test_each_way_equals_one_process_after_every_step(ranks: int):
     [
         ("ddp", "DDP, before the first step: first.weight differs by"),
         ("optimizer", "sharded optimizer, Frozen, step 1: first.weight differs by"),
+        ("state", "10 states are kept on all ranks together for 5 parameters that learn"),
         ("fsdp", "FSDP, Frozen, step 1: norm.weight differs by"),
     ],
 )

@@ -149,9 +149,25 @@ def whole_state(params, optimizer_cls, **kwargs):
     return optimizer_cls(params, **kwargs)
 
 
+def repeated_state(params, optimizer_cls, **kwargs):
+    """A planted fault: the numbers are right, but every rank keeps all states."""
+    optimizer = optimizer_cls(params, **kwargs)
+
+    def average(*_) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+    optimizer.register_step_pre_hook(average)
+    return optimizer
+
+
 FAULTS = {
     "ddp": partial(setattr, adapters, "get_ddp", not_from_rank_0),
     "optimizer": partial(setattr, adapters, "get_sharded_optimizer", whole_state),
+    "state": partial(setattr, adapters, "get_sharded_optimizer", repeated_state),
     "fsdp": partial(setattr, adapters, "fsdp_on_after_backward", no_average),
 }
 
