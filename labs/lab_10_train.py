@@ -571,9 +571,7 @@ class Checkpoints:
         """Begin to save. Collective. Training goes on while a thread writes a copy."""
         started = time.perf_counter()
         self.finish()
-        final = self.folder / f"step_{trainer.step:08d}"
-        if not final.exists():
-            self.begin(trainer, final)
+        self.begin(trainer, self.folder / f"step_{trainer.step:08d}")
         self.seconds += time.perf_counter() - started
 
     def begin(self, trainer: Trainer, final: Path) -> None:

@@ -53,12 +53,12 @@ FAULTS: list[Fault] = [
     # Old ones go before the new one is there.
     Fault(
         "10_train",
-        "        if not final.exists():\n",
-        """        if self.ranks.rank == 0:
+        "        self.finish()\n        self.begin(",
+        """        self.finish()
+        if self.ranks.rank == 0:
             for old in self.complete()[self.options.keep - 1 :]:
                 shutil.rmtree(old)
-        if not final.exists():
-""",
+        self.begin(""",
         "the newest checkpoint is",
         run="11_kill_train",
         ranks=0,
