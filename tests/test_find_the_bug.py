@@ -1,0 +1,175 @@
+"""The boxes "Find the bug" of lessons 06 to 13: the code in each prints what the box says, so does the cure.
+
+A box is a Markdown cell with four fenced blocks: an excerpt, what two ranks print, a change that cures it,
+and what they print then. The excerpt is taken out of the cell and pasted into its frame, a script in
+``tests/scripts/find_the_bug``, at the line ``...  # the excerpt``.
+"""
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+from shutil import copy
+
+import nbformat
+import pytest
+
+from shared.checklist.findings import findings
+from shared.tools.lessons import cells_of
+from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
+from tests.warm import Job, run_jobs, selected
+
+FRAMES = SCRIPTS / "find_the_bug"
+FAILURES = ROOT / "notebooks" / "failures.md"
+LESSONS = [path.stem.removeprefix("lesson_") for path in sorted(FRAMES.glob("lesson_*.py"))]
+HEADING = "## Find the bug\n"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+KINDS = ("python", "text", "diff", "text")
+PLACE = re.compile(r"^( *)\.\.\.  # the excerpt\n", re.MULTILINE)
+OUR_IMPORT = re.compile(r"^from around import .*\n", re.MULTILINE)
+RULE = re.compile(r"`rank-check`[^.]*? with its rule `(\w+)`")
+CASE = re.compile(r"\| `(\w+)` \|$", re.MULTILINE)
+SHORTEST, LONGEST = 5, 13  # lines of an excerpt
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box; ``words`` is all of it but the blocks."""
+
+    lesson: str
+    words: str
+    excerpt: str
+    says: str
+    change: str
+    says_then: str
+
+    @property
+    def cure(self) -> str:
+        return changed(self.excerpt, self.change)
+
+
+def boxes_in(lesson: str) -> list[str]:
+    (path,) = [path for path in LESSON_PATHS if path.name.startswith(lesson)]
+    cells = cells_of(nbformat.read(path, 4), "markdown")
+    return [cell.source for cell in cells if cell.source.startswith(HEADING)]
+
+
+def box_of(lesson: str) -> Box:
+    (text,) = boxes_in(lesson)
+    blocks = BLOCK.findall(text)
+    assert [kind for kind, _ in blocks] == list(KINDS)
+    return Box(lesson, BLOCK.sub("", text), *[block for _, block in blocks])
+
+
+def changed(code: str, change: str) -> str:
+    """``code`` after a change in the form of a diff without line numbers."""
+    lines = change.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    assert code.count(old) == 1, f"not once in the excerpt:\n{old}"
+    return code.replace(old, new)
+
+
+def framed(lesson: str, excerpt: str) -> str:
+    frame = (FRAMES / f"lesson_{lesson}.py").read_text(encoding="utf-8")
+    (place,) = PLACE.finditer(frame)
+    return frame[: place.start()] + textwrap.indent(excerpt, place[1]) + frame[place.end() :]
+
+
+def is_said(expected: str, said: str) -> bool:
+    """Whether ``said`` is what is expected, with anything in place of each ``...``."""
+    pattern = ".*".join(map(re.escape, re.split(r" ?\.\.\. ?", expected.rstrip())))
+    return re.fullmatch(pattern, said.rstrip()) is not None
+
+
+def rules_that_find(box: Box, excerpt: str) -> set[str]:
+    """What ``rank-check`` finds in a script with this excerpt; a frame never leaves its group."""
+    script = OUR_IMPORT.sub("", framed(box.lesson, excerpt))
+    return {rule for _, rule, _ in findings(script)} - {"leave"}
+
+
+@pytest.fixture(scope="module")
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """{lesson and way: what its ranks print, by rank}, for the lessons whose tests are to run."""
+    jobs = {}
+    for lesson in selected(request, "lesson"):
+        box = box_of(lesson)
+        for way, excerpt in (("broken", box.excerpt), ("cured", box.cure)):
+            folder = tmp_path_factory.mktemp(f"{lesson}_{way}")
+            script = folder / "script.py"
+            script.write_text(framed(lesson, excerpt), encoding="utf-8")
+            copy(FRAMES / "around.py", folder)
+            jobs[f"{lesson} {way}"] = Job(script, [folder, way], RANKS)
+    printed = {}
+    for (name, job), done in zip(jobs.items(), run_jobs(jobs.values()), strict=True):
+        assert done.returncode == 0, f"{name}\n{done.stdout}"
+        files = [job.script.parent / f"rank_{rank}.txt" for rank in range(RANKS)]
+        printed[name] = "".join(file.read_text(encoding="utf-8") for file in files)
+    return printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_box_prints_what_it_says(lesson: str, said: dict[str, str]):
+    assert is_said(box_of(lesson).says, said[f"{lesson} broken"]), said[f"{lesson} broken"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_cure_prints_what_it_says(lesson: str, said: dict[str, str]):
+    box = box_of(lesson)
+    assert is_said(box.says_then, said[f"{lesson} cured"]), said[f"{lesson} cured"]
+    assert not is_said(box.says, said[f"{lesson} cured"])
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_rank_check_finds_what_the_box_says(lesson: str):
+    box = box_of(lesson)
+    expected = set(RULE.findall(box.words))
+    assert "`rank-check`" in box.words
+    assert rules_that_find(box, box.excerpt) == expected
+    assert rules_that_find(box, box.cure) == set()
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_box_is_short_and_names_what_exists(lesson: str):
+    box = box_of(lesson)
+    assert SHORTEST <= len(box.excerpt.splitlines()) <= LONGEST
+    named = set(re.findall(r"`(\w+)`", box.words))
+    cases = set(CASE.findall(FAILURES.read_text(encoding="utf-8")))
+    assert bool(named & cases) == ("failures.md" in box.words)
+    for lab in re.findall(r"`(lab_\w+\.py)`", box.words):
+        assert (ROOT / "labs" / lab).is_file()
+    assert box.words.count("<details>") == box.words.count("</details>") == 1
+
+
+def test_each_box_has_a_frame():
+    heading = json.dumps(HEADING)
+    with_a_box = [path.name[:2] for path in LESSON_PATHS if heading in path.read_text(encoding="utf-8")]
+    assert with_a_box == LESSONS
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("rank 0: 45.0%\n", True),
+        ("rank 0: 90.0%\n", False),
+        ("rank 0: 45.0%\nrank 1: 45.0%\n", False),
+        ("", False),
+    ],
+)
+def test_other_words_are_noticed(said: str, expected: bool):
+    assert is_said("rank 0: 45.0%\n", said) == expected
+
+
+def test_dots_stand_for_anything():
+    expected = "rank 0: Error: ... Timed out ... to complete\nrank 1: done\n"
+    assert is_said(expected, "rank 0: Error: [a.cc:1] Timed out in recv to complete\nrank 1: done\n")
+    assert not is_said(expected, "rank 0: Error: [a.cc:1] Timed out\nrank 1: to complete\nrank 1: done\n")
+
+
+def test_a_change_that_does_not_fit_is_noticed():
+    assert changed("a\nb\n", "-b\n+c\n+d\n") == "a\nc\nd\n"
+    with pytest.raises(AssertionError, match="not once"):
+        changed("a\nb\n", "-c\n+d\n")
