@@ -79,6 +79,11 @@ PLANTED = {
         "import torch",
         ["shared.doctor.inside imports torch: the doctor stands alone"],
     ),
+    "the planner needs a package": (
+        "shared/planner/models.py",
+        "import torch",
+        ["shared.planner.models imports torch: the planner stands alone"],
+    ),
     "a circle": (
         "shared/runtime/errors.py",
         "from shared.runtime import report, run",
@@ -87,7 +92,10 @@ PLANTED = {
     "a module in no room": (
         "shared/corridor.py",
         "x = 1",
-        ["shared.corridor lies in none of the rooms runtime, comm, training, checklist, doctor, tools"],
+        [
+            "shared.corridor lies in none of the rooms "
+            "runtime, comm, training, checklist, doctor, planner, tools"
+        ],
     ),
     "a lab imports a tool": (
         "labs/lab_90_small.py",

@@ -1,0 +1,243 @@
+"""Calls and bytes of each collective along each dimension of the mesh, in one step of one rank.
+
+Bytes are what the rank hands in, as ``shared.comm.record`` counts them; ``hardware.by_rule`` makes of them
+what it has to send.
+"""
+
+import math
+from collections.abc import Iterable
+
+from .layout import GATHER, RING, Layout, layers_of, stages_of
+from .memory import MIXED, Numbers, held_tensors, shard
+from .models import FIRST, LAST, Model, Tensor
+
+Traffic = dict[tuple[str, str], tuple[int, int]]  # {(dimension, collective): (calls, bytes handed in)}
+FIRST_BUCKET = 2**20  # bytes at which DDP closes its first bucket; the next ones take 25 times as many
+
+
+def traffic_of(
+    model: Model,
+    layout: Layout,
+    sequences: int,
+    numbers: Numbers = MIXED,
+    position: dict[str, int] | None = None,
+) -> Traffic:
+    """What a rank, by default the first, calls in a step over so many sequences of all ranks together."""
+    position = position or layout.position(0)
+    tensors = held_tensors(model, layout, position)
+    found: Traffic = {}
+    _add_data(found, layout, tensors, layout.micro_batches(sequences), numbers, position)
+    _add_tensor(found, model, layout, sequences, numbers, position, tensors)
+    _add_pipeline(found, model, layout, sequences, numbers, position)
+    _add_context(found, model, layout, sequences, numbers, position, tensors)
+    _add_experts(found, model, layout, sequences, numbers, position)
+    return {key: (calls, size) for key, (calls, size) in found.items() if calls}
+
+
+def _add(found: Traffic, dimension: str, op: str, calls: int, size: float) -> None:
+    before_calls, before_size = found.get((dimension, op), (0, 0))
+    found[dimension, op] = (before_calls + calls, before_size + round(size))
+
+
+def _numbers(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numbers for tensor in tensors)
+
+
+def units(tensors: tuple[Tensor, ...]) -> list[list[Tensor]]:
+    """The units of FSDP as the lessons wrap a model: each block, and all the rest in one."""
+    blocks: dict[int | str, list[Tensor]] = {}
+    rest = []
+    for tensor in tensors:
+        if tensor.place in (FIRST, LAST):
+            rest.append(tensor)
+        else:
+            blocks.setdefault(tensor.place, []).append(tensor)
+    return [*blocks.values(), rest] if rest else list(blocks.values())
+
+
+def buckets(tensors: tuple[Tensor, ...], numbers: Numbers) -> int:
+    """How many all-reduces DDP makes of the gradients: it fills buckets from the last parameter on."""
+    limit = FIRST_BUCKET
+    filled = 0
+    count = 0
+    for tensor in reversed(tensors):
+        filled += tensor.numbers * numbers.parameter
+        if filled >= limit:
+            count += 1
+            filled = 0
+            limit = 25 * FIRST_BUCKET
+    return count + (filled > 0)
+
+
+def _add_data(
+    found: Traffic,
+    layout: Layout,
+    tensors: tuple[Tensor, ...],
+    micro_batches: int,
+    numbers: Numbers,
+    position: dict[str, int],
+) -> None:
+    size = _numbers(tensors) * numbers.gradient
+    if layout.dp > 1 and layout.zero == 0:
+        _add(found, "dp", "all_reduce", buckets(tensors, numbers), size)
+    elif layout.dp > 1 and layout.zero in (1, 2):
+        part = math.ceil(_numbers(tensors) / layout.dp)
+        _add(found, "dp", "reduce_scatter", 1, part * layout.dp * numbers.gradient)
+        _add(found, "dp", "all_gather", 1, part * numbers.parameter)
+    elif layout.zero == 3:
+        _add_sharded(found, layout, tensors, micro_batches, numbers, position)
+    if layout.replicate > 1 and layout.zero == 0:
+        _add(found, "replicate", "all_reduce", buckets(tensors, numbers), size)
+
+
+def _add_sharded(
+    found: Traffic,
+    layout: Layout,
+    tensors: tuple[Tensor, ...],
+    micro_batches: int,
+    numbers: Numbers,
+    position: dict[str, int],
+) -> None:
+    """FSDP2. With resharding, each micro-batch gathers a block for forward and again for backward."""
+    rounds = micro_batches if layout.resharding else 1
+    padded = 0
+    in_blocks = 0
+    groups = units(tensors)
+    for unit in groups:
+        part = sum(shard(tensor, layout.dp, 0) for tensor in unit)
+        padded += part
+        if unit[0].place not in (FIRST, LAST):
+            in_blocks += part
+    blocks = sum(unit[0].place not in (FIRST, LAST) for unit in groups)
+    again = layout.resharding
+    gathers = len(groups) + (blocks if again else 0)
+    gathered = padded + (in_blocks if again else 0)
+    if layout.dp > 1:
+        _add(found, "dp", "all_gather", rounds * gathers, rounds * gathered * numbers.parameter)
+        scattered = padded * layout.dp * numbers.gradient
+        _add(found, "dp", "reduce_scatter", rounds * len(groups), rounds * scattered)
+    if layout.replicate > 1:
+        _add(found, "replicate", "all_reduce", rounds * len(groups), rounds * padded * numbers.gradient)
+
+
+def _tokens(model: Model, layout: Layout, sequences: int) -> float:
+    """That a rank computes in a step."""
+    return sequences / layout.readers * model.context / layout.cp
+
+
+def _own_layers(model: Model, layout: Layout, index: int) -> int:
+    return sum(len(layers_of(model, layout, stage)) for stage in stages_of(layout, index))
+
+
+def _add_tensor(
+    found: Traffic,
+    model: Model,
+    layout: Layout,
+    sequences: int,
+    numbers: Numbers,
+    position: dict[str, int],
+    tensors: tuple[Tensor, ...],
+) -> None:
+    """Two all-reduces in each block and direction, one for the embedding, one for the head, 3 for the loss.
+
+    With sequence parallelism each becomes a reduce-scatter and an all-gather, the one in forward, the other
+    in backward at the same place, and one more all-reduce adds up the gradients of what is not divided.
+    """
+    if layout.tp == 1:
+        return
+    index = position["pp"]
+    first, last = index == 0, index == layout.pp - 1
+    rounds = layout.micro_batches(sequences)
+    of_activations = 4 * _own_layers(model, layout, index) + first + last
+    tokens = _tokens(model, layout, sequences)
+    size = tokens * model.width * numbers.activation
+    if layout.sequence_parallel:
+        _add(found, "tp", "reduce_scatter", rounds * of_activations, of_activations * size)
+        _add(found, "tp", "all_gather", rounds * of_activations, of_activations * size / layout.tp)
+        undivided = [tensor for tensor in tensors if tensor.divided is None and not tensor.experts]
+        _add(found, "tp", "all_reduce", 1, _numbers(undivided) * numbers.gradient)
+    else:
+        _add(found, "tp", "all_reduce", rounds * of_activations, of_activations * size)
+    if last:
+        _add(found, "tp", "all_reduce", 3 * rounds, 3 * tokens * numbers.activation)
+
+
+def _add_pipeline(
+    found: Traffic,
+    model: Model,
+    layout: Layout,
+    sequences: int,
+    numbers: Numbers,
+    position: dict[str, int],
+) -> None:
+    """Activations at each border forward, their gradients backward; the tied weight's gradients are added."""
+    if layout.pp == 1:
+        return
+    index = position["pp"]
+    first, last = index == 0, index == layout.pp - 1
+    borders = 2 * layout.chunks - first - last
+    between = layout.tp if layout.sequence_parallel else 1
+    size = _tokens(model, layout, sequences) * model.width * numbers.activation / between
+    calls = borders * layout.micro_batches(sequences)
+    _add(found, "pp", "send", calls, borders * size)
+    _add(found, "pp", "recv", calls, borders * size)
+    if model.tied and (first or last):
+        weight = next(model.tensors())
+        rows = weight.shape[0] // layout.tp
+        if layout.zero == 3:
+            rows = max(0, min(math.ceil(rows / layout.dp), rows))
+        _add(found, "pp", "all_reduce", 1, rows * weight.shape[1] * numbers.gradient)
+
+
+def _add_context(
+    found: Traffic,
+    model: Model,
+    layout: Layout,
+    sequences: int,
+    numbers: Numbers,
+    position: dict[str, int],
+    tensors: tuple[Tensor, ...],
+) -> None:
+    if layout.cp == 1:
+        return
+    layers = _own_layers(model, layout, position["pp"])
+    rounds = layout.micro_batches(sequences)
+    tokens = _tokens(model, layout, sequences)
+    keys = 2 * tokens * model.kv_heads * model.head_width / layout.tp * numbers.activation
+    queries = tokens * model.heads * model.head_width / layout.tp * numbers.activation
+    if layout.context == RING:
+        messages = 3 * (layout.cp - 1) * layers  # keys and values forward and backward, and their gradients
+        _add(found, "cp", "send", messages * rounds, messages * keys)
+        _add(found, "cp", "recv", messages * rounds, messages * keys)
+    elif layout.context == GATHER:
+        _add(found, "cp", "all_gather", 2 * layers * rounds, 2 * layers * keys)
+        _add(found, "cp", "reduce_scatter", layers * rounds, layers * keys * layout.cp)
+    else:
+        _add(found, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
+    # With ZeRO, dp and cp are one group for parameters and gradients; here they are two.
+    size = _numbers(tensors) * numbers.gradient
+    if layout.zero == 3:
+        size = sum(shard(tensor, layout.dp, position["dp"]) for tensor in tensors) * numbers.gradient
+    _add(found, "cp", "all_reduce", 1, size)
+
+
+def _add_experts(
+    found: Traffic,
+    model: Model,
+    layout: Layout,
+    sequences: int,
+    numbers: Numbers,
+    position: dict[str, int],
+) -> None:
+    """The mean over the ranks: counts, rows to the experts and back, and their gradients."""
+    if layout.ep == 1 or model.experts is None:
+        return
+    own = range(model.experts.dense_layers, model.layers)
+    stages = stages_of(layout, position["pp"])
+    layers = sum(layer in own for stage in stages for layer in layers_of(model, layout, stage))
+    rounds = layout.micro_batches(sequences)
+    rows = model.experts.chosen * _tokens(model, layout, sequences) * model.width * numbers.activation
+    counts = 8 * model.experts.routed * rounds
+    _add(found, "ep", "all_to_all", 5 * layers * rounds, layers * (counts + 4 * rows))
+    dense = [tensor for tensor in held_tensors(model, layout, position) if not tensor.experts]
+    _add(found, "ep", "all_reduce", 1, _numbers(dense) * numbers.gradient)
