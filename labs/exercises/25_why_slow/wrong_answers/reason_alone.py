@@ -1,0 +1,6 @@
+# rejected: expected a reason and a rank
+"""Returns no pair."""
+
+
+def diagnose(traces):
+    return None

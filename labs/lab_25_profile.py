@@ -1,0 +1,143 @@
+"""Training under torch.profiler: a trace for each rank, read as JSON. Torch and Python, nothing else.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_25_profile.py
+Written by:  notebooks/25_see_it.ipynb
+
+With a folder as argument it keeps the traces there. Open one by hand in https://ui.perfetto.dev.
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader, TensorDataset
+
+WARM_UP = 3  # steps: DDP lays out its buckets anew after the first one
+ACTIVE = 3  # steps in the trace
+BATCH, WIDTH, LAYERS = 16, 64, 4
+BUCKET_MB = 0.03  # so that there are several buckets
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would complain that there is no GPU
+
+
+def train_step(ddp: nn.Module, optimizer: torch.optim.Optimizer, batches, device: torch.device) -> None:
+    x, y = next(batches)  # torch names this part by itself
+    with record_function("forward"):
+        loss = F.cross_entropy(ddp(x.to(device)), y.to(device))
+    with record_function("backward"):
+        loss.backward()
+    optimizer.step()  # and this one
+    optimizer.zero_grad()
+
+
+def record_trace(path: Path, device: torch.device) -> nn.Module:
+    """Train under the profiler and write this rank's trace to ``path``."""
+    torch.manual_seed(25)
+    layers = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+    ddp = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=BUCKET_MB)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    rows = BATCH * (WARM_UP + ACTIVE)
+    data = TensorDataset(torch.rand(rows, WIDTH), torch.randint(WIDTH, (rows,)))
+    batches = iter(DataLoader(data, BATCH))
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=WARM_UP, active=ACTIVE, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+        record_shapes=True,
+        acc_events=True,  # without it the profiler warns that it forgets
+    ) as profiler:
+        for _ in range(WARM_UP + ACTIVE):
+            train_step(ddp, optimizer, batches, device)
+            profiler.step()  # begins the next step of the trace
+    return ddp
+
+
+def read_trace(path: Path) -> dict[str, list[dict]]:
+    """{what: its events, in order}. Each has a name, a start ``ts`` and a duration ``dur`` (microseconds)."""
+    trace = json.loads(path.read_text())
+    assert trace["distributedInfo"]["rank"] == dist.get_rank()
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]  # with a start and a duration
+    found: dict[str, list[dict]] = {
+        "steps": [],
+        "data": [],
+        "ours": [],
+        "communication": [],
+        "operations": [],
+        "kernels": [],
+    }
+    for event in sorted(spans, key=lambda one: one["ts"]):
+        name, kind = event["name"], event["cat"]
+        if kind == "cpu_op":
+            found["operations"].append(event)
+        elif kind == "kernel":
+            found["kernels"].append(event)
+        elif kind == "user_annotation" and name.startswith("ProfilerStep#"):
+            found["steps"].append(event)
+        elif kind == "user_annotation" and name.startswith("enumerate(DataLoader)#"):
+            found["data"].append(event)
+        elif kind == "user_annotation" and name.startswith(("gloo:", "nccl:")):
+            found["communication"].append(event)
+        elif kind == "user_annotation" and name in ("forward", "backward"):
+            found["ours"].append(event)
+    return found
+
+
+def check(found: dict[str, list[dict]], ddp: nn.Module) -> str:
+    """What the trace says of a step, compared with what we know about it."""
+    assert len(found["steps"]) == ACTIVE, f"{len(found['steps'])} steps in the trace"
+    assert len(found["data"]) == ACTIVE, f"{len(found['data'])} batches in the trace"
+    wanted = sum(p.numel() for p in ddp.parameters())
+    python_thread = found["steps"][0]["tid"]
+    sizes = []
+    for step in found["steps"]:
+        end = step["ts"] + step["dur"]
+        mine = [one for one in found["communication"] if step["ts"] <= one["ts"] < end]
+        sizes = [one["args"]["Input Dims"][0][0] for one in mine]
+        assert sum(sizes) == wanted, f"all-reduced {sum(sizes)} numbers, the model has {wanted}"
+    if not found["kernels"]:  # a CPU: gloo works on threads of its own
+        assert all(one["tid"] != python_thread for one in found["communication"]), "gloo on Python's thread"
+    names = {one["name"] for one in found["operations"]}
+    assert {"aten::addmm", "aten::tanh_backward", "c10d::allreduce_"} <= names, "operations are missing"
+    lines = [
+        f"{'data':14} {found['data'][0]['name']}",
+        f"{'our own names':14} {', '.join(sorted({one['name'] for one in found['ours']}))}",
+        f"{'compute':14} operations such as aten::addmm and aten::tanh_backward",
+        f"{'communication':14} {len(sizes)} x {found['communication'][0]['name']}, {sizes} numbers",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if use_cuda else "gloo")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank{dist.get_rank()}.json"
+        ddp = record_trace(path, device)
+        said = check(read_trace(path), ddp)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(f"{ACTIVE} steps on each of {dist.get_world_size()} ranks; in each step:\n{said}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()
