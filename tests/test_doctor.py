@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from shared.doctor.__main__ import main
+from shared.doctor.processes import descendants, variables_of
 from shared.doctor.ranks import Call, Place, Rank, ranks_of
 from shared.doctor.verdict import verdict
 from shared.runtime.ports import HERE, free_port
-from tests.helpers import ROOT, SCRIPTS, Done, environment, python
+from tests.helpers import HANG_S, ROOT, SCRIPTS, Done, environment, python
 from tests.processes import wait_until
 
 HANGS = SCRIPTS / "hangs"
@@ -135,6 +137,33 @@ def test_a_rank_that_computes_is_waited_for():
     assert done.returncode == 0, done.stdout
     told = [line for line in done.stdout.splitlines() if "Rank 1" in line]
     assert all("missing" in line or "computes, so it may come" in line for line in told), done.stdout
+
+
+@pytest.mark.slow
+@LINUX
+def test_with_keep_the_job_goes_on_after_the_verdict(tmp_path: Path):
+    come = tmp_path / "come"
+    told = tmp_path / "told.txt"
+    mark = f"RANK_DOCTOR_TEST=keep-{os.getpid()}"
+    job = [*map(str, FORKED), str(HANGS / "hangs.py"), "late", str(come)]
+    arguments = [sys.executable, "-m", "shared.doctor", "--after=2", "--keep", "--", *job]
+    variables = environment(**dict([mark.split("=")]))
+    with (
+        told.open("w", encoding="utf-8") as file,
+        subprocess.Popen(arguments, cwd=ROOT, env=variables, stdout=file, stderr=file) as process,
+    ):
+        try:
+            wait_until(
+                lambda: "Rank 1 is missing in all_reduce" in told.read_text(encoding="utf-8"), "it tells"
+            )
+            come.touch()  # only now rank 1 comes
+            assert process.wait(HANG_S) == 0
+        finally:
+            process.terminate()  # it ends the job, if the test has failed
+    printed = told.read_text(encoding="utf-8").partition("Rank 1 is missing in all_reduce")[2]
+    assert "rank 0 has got 2.0" in printed
+    assert "rank 1 has got 2.0" in printed
+    wait_until(lambda: not processes_with(mark), "no process is left")
 
 
 @pytest.mark.slow
@@ -311,6 +340,94 @@ def test_a_launcher_that_has_the_rank_in_its_environment_is_not_the_rank():
 def test_a_rank_that_was_started_again_counts_by_its_newest_process():
     gone = answer(10, 1, 0, alive=False)
     assert ranks_of([gone, answer(20, 1, 0, time=2.0)])[0].pid == 20
+
+
+C10D = "x/site-packages/torch/distributed/distributed_c10d.py"
+STAND_IN = """#!/bin/sh
+if grep -qz '^RANK=0$' /proc/$4/environ; then
+    echo '{}'
+else
+    echo '{}'
+fi
+"""
+
+
+@pytest.fixture
+def two_sleepers() -> Iterator[int]:
+    """The parent of two processes that have the variables of ranks 0 and 1, and sleep."""
+    script = "RANK=0 WORLD_SIZE=2 sleep 600 & RANK=1 WORLD_SIZE=2 sleep 600 & wait"
+    with subprocess.Popen(["sh", "-c", script], env=environment()) as process:
+        children: list[int] = []
+
+        def are_there() -> bool:
+            children[:] = descendants(process.pid)
+            return {variables_of(child).get("RANK") for child in children} == {"0", "1"}
+
+        try:
+            wait_until(are_there, "both sleep")
+            yield process.pid
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            process.kill()
+
+
+@LINUX
+def test_a_job_that_runs_already_is_told_by_its_stacks(
+    two_sleepers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    own_handlers: None,
+):
+    """From a stand-in for py-spy, which sees rank 0 in an all_reduce and rank 1 elsewhere."""
+    script = tmp_path / "train.py"
+    script.write_text("dist.all_reduce(x)\nload(file)\n", encoding="utf-8")
+    inner = {"name": "all_reduce", "filename": C10D, "line": 7}
+    frames = [
+        [inner, {"name": "step", "filename": str(script), "line": 1}],
+        [{"name": "read", "filename": str(script), "line": 2}],
+    ]
+    seen = [json.dumps([{"thread_name": "MainThread", "frames": one}]) for one in frames]
+    stand_in = tmp_path / "py-spy"
+    stand_in.write_text(STAND_IN.format(*seen), encoding="utf-8")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert main([f"--pid={two_sleepers}", "--after=0.5"]) == 0
+    assert capfd.readouterr().err.splitlines() == [
+        "rank-doctor: as it is now",
+        "  Rank 0 waits in all_reduce.",
+        "  Rank 0 is there: train.py:1, in step: dist.all_reduce(x)",
+        "  Rank 1 is elsewhere: train.py:2, in read: load(file)",
+    ]
+
+
+@LINUX
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_a_process_is_told_by_the_real_py_spy(
+    tmp_path: Path, capfd: pytest.CaptureFixture, own_handlers: None
+):
+    here = tmp_path / "here"
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import pathlib, time\n\n\ndef read():\n    pathlib.Path({str(here)!r}).touch()\n"
+        "    while True:\n        time.sleep(600)\n\n\nread()\n",
+        encoding="utf-8",
+    )
+    variables = environment(RANK="0", WORLD_SIZE="1")
+    with subprocess.Popen([sys.executable, script], env=variables) as process:
+        try:
+            wait_until(here.exists, "the script runs")
+            code = main([f"--pid={process.pid}", "--after=0.5"])
+        finally:
+            process.kill()
+    said = capfd.readouterr().err
+    if code == BAD_INPUT and "ermission" in said:
+        pytest.skip("py-spy may not look into other processes here")
+    assert code == 0, said
+    assert "No stack is in a function of torch.distributed" in said
+    assert re.search(r"Rank 0: train\.py:\d+, in read: ", said)
+    assert "py-spy sees stacks, not calls" in said
 
 
 def test_the_stack_by_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -69,6 +69,15 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def cpu_s_of(pid: int) -> float:
+    """Seconds of processor time that it has used; 0 where there is no /proc."""
+    with suppress(OSError, IndexError):
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        user, system = text.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def variables_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty if we may not read it."""
     with suppress(OSError):

@@ -64,6 +64,7 @@ class Rank:
     message: tuple[str, int | None] | None = None  # (send or recv, the other rank), if it waits in one
     stack: list = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    knows_calls: bool = True  # False: py-spy has seen its stack, and nothing else is known
     groups: dict[str, list[int]] = field(default_factory=dict)
     cpu_s: float = 0.0
     busy: bool = False
@@ -117,7 +118,10 @@ def make_rank(number: int, said: dict) -> Rank:
     if stacks:
         rank.stack = next(iter(stacks.values()))
         rank.place = own_place(rank.stack)
+        rank.knows_calls = said.get("knows_calls", True)
         rank.waits_in = waiting_function(rank.stack, rank.place)
+        if not rank.knows_calls and not rank.waits_in:
+            rank.waits_in = collective_in(rank.stack)
     bye = said["bye"]
     if bye and not said["alive"]:
         rank.error = bye["error"]
@@ -171,6 +175,14 @@ def waiting_function(stack: list, place: Place | None) -> str:
         for text in WAITS_AT:
             if text in place.text:
                 return text.rstrip("(").lstrip(".")
+    return ""
+
+
+def collective_in(stack: list) -> str:
+    """The function of ``torch.distributed`` that a stack is in. A backward of DDP is not seen in it."""
+    for file, _, function, _, _ in stack:
+        if file.endswith("torch/distributed/distributed_c10d.py") and not function.startswith("_"):
+            return function
     return ""
 
 

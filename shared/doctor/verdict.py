@@ -9,6 +9,9 @@ NOT_SEEN = (
     "All ranks have made the same calls so far. Two calls of one kind and shape that are swapped on a rank "
     "look the same here."
 )
+STACKS_ALONE = (
+    "py-spy sees stacks, not calls. To learn which call is missing, start the job by rank-doctor -- COMMAND."
+)
 
 
 @dataclass(frozen=True)
@@ -162,13 +165,23 @@ def without_calls(ranks: dict[int, Rank], absent: list[int]) -> Verdict:
         kinds = [whereabouts(other, ranks) for other in others]
         hangs = not all(kind == "computes" for kind, _ in kinds)
         return Verdict(kinds[0][0], (first, second, "; ".join(text for _, text in kinds)), hangs)
+    knows_calls = all(rank.knows_calls for rank in ranks.values())
     first = "No rank waits in a call of torch.distributed."
+    if not knows_calls:
+        first = "No stack is in a function of torch.distributed; a backward of DDP may wait unseen."
     places: dict[str, list[int]] = {}
     for number in [*ranks, *absent]:
         text = whereabouts(number, ranks)[1].removeprefix(f"Rank {number} ").removeprefix("is elsewhere: ")
         places.setdefault(text, []).append(number)
-    second = "; ".join(f"{names(members).capitalize()}: {text}" for text, members in places.items())
-    return Verdict("outside", (first, second, NOT_SEEN))
+    second = "; ".join(
+        f"{names(members).capitalize()}: {said_of(members, text)}" for text, members in places.items()
+    )
+    return Verdict("outside", (first, second, NOT_SEEN if knows_calls else STACKS_ALONE))
+
+
+def said_of(members: list[int], text: str) -> str:
+    """What is said of one rank, said of several."""
+    return text if len(members) == 1 else text.replace("computes, so it may", "compute, so they may")
 
 
 def more(rank: Rank) -> str:

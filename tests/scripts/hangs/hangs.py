@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,17 @@ def absent() -> None:
     if RANK == 1:
         time.sleep(LONG_S)
     dist.all_reduce(x)
+
+
+def late() -> None:
+    """Rank 1 comes once there is a file that the command line names; then both get to their end."""
+    dist.init_process_group("gloo")
+    if RANK == 1:
+        while not Path(sys.argv[2]).exists():
+            time.sleep(0.5)
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    print(f"rank {RANK} has got {x[0].item()}")
 
 
 def kinds() -> None:
