@@ -143,7 +143,7 @@ def collections(by_hand: bool, cfg: Config, group: Group) -> list[int]:
         if phase == "start":
             steps.append(number)
 
-    kept = []
+    kept: list[list[list]] = []
     before = gc.get_threshold()
     gc.collect()
     gc.set_threshold(700, 10, 10)  # as Python 3.11 has it

@@ -165,7 +165,7 @@ def check_ranks() -> None:
 def check_reasons() -> None:
     """Each answer of the tree, from a run that was made for it."""
     plain = {DATA: 5.0, COMPUTE: 40.0, IDLE: 5.0}
-    runs = []
+    runs: list[tuple[str, int | None, list[dict[str, float]], float]] = []
     for part in (DATA, EVALUATION, COMPUTE, IDLE):
         for rank in range(3):
             own = [dict(plain) for _ in range(3)]

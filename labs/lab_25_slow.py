@@ -199,19 +199,26 @@ def check_overlap(name: str, traces: list[Trace], slow: int) -> None:
             raise CourseError(f"{name}: rank {trace.rank} communicates only while it does nothing else")
 
 
-def timeline(traces: list[Trace]) -> list[dict[str, list]]:
-    """For each rank {part: spans} of the second step, in seconds since the first rank began it."""
+def timeline(traces: list[Trace], shortest_s: float = 2e-3) -> list[dict[str, list]]:
+    """For each rank {part: spans} of the second step, in seconds since the first rank began it.
+
+    The window is the same for all ranks. For a picture: what is shorter than ``shortest_s`` is left out.
+    """
     shifts = clock_shifts(traces)
-    windows = [(t.steps[1][0] + s, t.steps[1][1] + s) for t, s in zip(traces, shifts, strict=True)]
-    begin = min(start for start, _ in windows)
+    begin = min(trace.steps[1][0] + shift for trace, shift in zip(traces, shifts, strict=True))
+    end = min(trace.steps[1][1] + shift for trace, shift in zip(traces, shifts, strict=True))
     found = []
-    for trace, shift, window in zip(traces, shifts, windows, strict=True):
+    for trace, shift in zip(traces, shifts, strict=True):
         spans = {}
         for part in (EVALUATION, DATA, COMPUTE, COMMUNICATION):
-            there = [(start + shift, end + shift) for start, end in trace.spans(part)]
-            spans[part] = common([window], merged(there))
+            there = [(first + shift, last + shift + shortest_s) for first, last in trace.spans(part)]
+            closed = [(first, last - shortest_s) for first, last in merged(there)]  # without small holes
+            spans[part] = common([(begin, end)], closed)
         spans[COMPUTE] = without(spans[COMPUTE], merged(spans[DATA] + spans[EVALUATION]))
-        found.append({part: [(a - begin, b - begin) for a, b in spans[part]] for part in spans})
+        kept = {}
+        for part, ones in spans.items():
+            kept[part] = [(a - begin, b - begin) for a, b in ones if b - a > shortest_s]
+        found.append(kept)
     return found
 
 
