@@ -25,7 +25,7 @@ from lab_25_reader import (
 from shared.runtime.errors import InputError
 from shared.runtime.run import run
 
-NOTABLE = 0.2  # of a step
+NOTABLE = 0.1  # of a step
 
 
 def late_rank(traces: list[Trace]) -> int | None:
