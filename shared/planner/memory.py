@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from .errors import PlanError
 from .flops import NONE, SELECTIVE
@@ -58,15 +58,49 @@ def states(parameters: float, numbers: Numbers, zero: int, ranks: int) -> float:
     return total
 
 
-def held_tensors(model: Model, layout: Layout, position: dict[str, int]) -> tuple[Tensor, ...]:
+class Held:
+    """Parameters of a rank. Sums are kept, because a search asks for them again and again."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.tensors = tensors
+        self.numbers = sum(tensor.numbers for tensor in tensors)
+        self.dense = sum(tensor.numbers for tensor in tensors if not tensor.experts)
+        self.undivided = sum(
+            tensor.numbers for tensor in tensors if tensor.divided is None and not tensor.experts
+        )
+        self._sharded: dict[tuple[int, int, bool], int] = {}
+
+    @cached_property
+    def blocks(self) -> list[int | str]:
+        """The numbers of the blocks of which something is here."""
+        return sorted({tensor.place for tensor in self.tensors if tensor.place not in (FIRST, LAST)})
+
+    @property
+    def units(self) -> int:
+        """Of FSDP as the lessons wrap a model: each block, and all the rest in one."""
+        return len(self.blocks) + any(tensor.place in (FIRST, LAST) for tensor in self.tensors)
+
+    def sharded(self, ranks: int, index: int, only_blocks: bool = False) -> int:
+        """Numbers of all parts number ``index``, if so many ranks share each tensor by rows."""
+        key = (ranks, index, only_blocks)
+        if key not in self._sharded:
+            total = 0
+            for tensor in self.tensors:
+                if not only_blocks or tensor.place not in (FIRST, LAST):
+                    total += shard(tensor, ranks, index)
+            self._sharded[key] = total
+        return self._sharded[key]
+
+
+def held_by(model: Model, layout: Layout, position: dict[str, int]) -> Held:
     """What TP, EP and PP leave of the parameters on a rank, before ZeRO."""
     plain = Layout(tp=layout.tp, ep=layout.ep, pp=layout.pp, chunks=layout.chunks)
     return _held(model, plain, position["pp"])
 
 
 @lru_cache(maxsize=512)
-def _held(model: Model, layout: Layout, index: int) -> tuple[Tensor, ...]:
-    return tuple(_tensors_of(model, layout, index))
+def _held(model: Model, layout: Layout, index: int) -> Held:
+    return Held(tuple(_tensors_of(model, layout, index)))
 
 
 def _tensors_of(model: Model, layout: Layout, index: int) -> Iterator[Tensor]:
@@ -101,11 +135,6 @@ def shard(tensor: Tensor, ranks: int, index: int) -> int:
     return own * tensor.numbers // rows
 
 
-def sharded(tensors: tuple[Tensor, ...], ranks: int, index: int) -> int:
-    """Numbers of all parts number ``index``."""
-    return sum(shard(tensor, ranks, index) for tensor in tensors)
-
-
 def memory_of(
     model: Model,
     layout: Layout,
@@ -120,18 +149,18 @@ def memory_of(
     gradients of several micro-batches, each rank has whole ones.
     """
     position = position or layout.position(0)
-    tensors = held_tensors(model, layout, position)
-    whole = sum(tensor.numbers for tensor in tensors)
+    held = held_by(model, layout, position)
+    whole = held.numbers
     ranks = layout.dp
     flat_part = math.ceil(whole / ranks)
     adds_up = layout.micro_batches(sequences) > 1
-    parameters, gradients, stepped, counts = whole, whole, whole, len(tensors)
+    parameters, gradients, stepped, counts = whole, whole, whole, len(held.tensors)
     if layout.zero in (1, 2) and ranks > 1:
         stepped, counts = flat_part, 1
     if layout.zero == 2 and not adds_up:
         gradients = flat_part
     if layout.zero == 3:
-        parameters = gradients = stepped = sharded(tensors, ranks, position["dp"])
+        parameters = gradients = stepped = held.sharded(ranks, position["dp"])
     return Memory(
         parameters * numbers.parameter,
         gradients * numbers.gradient,

@@ -5,11 +5,10 @@ what it has to send.
 """
 
 import math
-from collections.abc import Iterable
 
 from .layout import GATHER, RING, Layout, layers_of, stages_of
-from .memory import MIXED, Numbers, held_tensors, shard
-from .models import FIRST, LAST, Model, Tensor
+from .memory import MIXED, Held, Numbers, held_by
+from .models import Model
 
 Traffic = dict[tuple[str, str], tuple[int, int]]  # {(dimension, collective): (calls, bytes handed in)}
 FIRST_BUCKET = 2**20  # bytes at which DDP closes its first bucket; the next ones take 25 times as many
@@ -24,12 +23,12 @@ def traffic_of(
 ) -> Traffic:
     """What a rank, by default the first, calls in a step over so many sequences of all ranks together."""
     position = position or layout.position(0)
-    tensors = held_tensors(model, layout, position)
+    held = held_by(model, layout, position)
     found: Traffic = {}
-    _add_data(found, layout, tensors, layout.micro_batches(sequences), numbers, position)
-    _add_tensor(found, model, layout, sequences, numbers, position, tensors)
+    _add_data(found, layout, held, layout.micro_batches(sequences), numbers, position)
+    _add_tensor(found, model, layout, sequences, numbers, position, held)
     _add_pipeline(found, model, layout, sequences, numbers, position)
-    _add_context(found, model, layout, sequences, numbers, position, tensors)
+    _add_context(found, model, layout, sequences, numbers, position, held)
     _add_experts(found, model, layout, sequences, numbers, position)
     return {key: (calls, size) for key, (calls, size) in found.items() if calls}
 
@@ -39,28 +38,12 @@ def _add(found: Traffic, dimension: str, op: str, calls: int, size: float) -> No
     found[dimension, op] = (before_calls + calls, before_size + round(size))
 
 
-def _numbers(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numbers for tensor in tensors)
-
-
-def units(tensors: tuple[Tensor, ...]) -> list[list[Tensor]]:
-    """The units of FSDP as the lessons wrap a model: each block, and all the rest in one."""
-    blocks: dict[int | str, list[Tensor]] = {}
-    rest = []
-    for tensor in tensors:
-        if tensor.place in (FIRST, LAST):
-            rest.append(tensor)
-        else:
-            blocks.setdefault(tensor.place, []).append(tensor)
-    return [*blocks.values(), rest] if rest else list(blocks.values())
-
-
-def buckets(tensors: tuple[Tensor, ...], numbers: Numbers) -> int:
+def buckets(held: Held, numbers: Numbers) -> int:
     """How many all-reduces DDP makes of the gradients: it fills buckets from the last parameter on."""
     limit = FIRST_BUCKET
     filled = 0
     count = 0
-    for tensor in reversed(tensors):
+    for tensor in reversed(held.tensors):
         filled += tensor.numbers * numbers.parameter
         if filled >= limit:
             count += 1
@@ -72,52 +55,45 @@ def buckets(tensors: tuple[Tensor, ...], numbers: Numbers) -> int:
 def _add_data(
     found: Traffic,
     layout: Layout,
-    tensors: tuple[Tensor, ...],
+    held: Held,
     micro_batches: int,
     numbers: Numbers,
     position: dict[str, int],
 ) -> None:
-    size = _numbers(tensors) * numbers.gradient
+    size = held.numbers * numbers.gradient
     if layout.dp > 1 and layout.zero == 0:
-        _add(found, "dp", "all_reduce", buckets(tensors, numbers), size)
+        _add(found, "dp", "all_reduce", buckets(held, numbers), size)
     elif layout.dp > 1 and layout.zero in (1, 2):
-        part = math.ceil(_numbers(tensors) / layout.dp)
+        part = math.ceil(held.numbers / layout.dp)
         _add(found, "dp", "reduce_scatter", 1, part * layout.dp * numbers.gradient)
         _add(found, "dp", "all_gather", 1, part * numbers.parameter)
     elif layout.zero == 3:
-        _add_sharded(found, layout, tensors, micro_batches, numbers, position)
+        _add_sharded(found, layout, held, micro_batches, numbers, position)
     if layout.replicate > 1 and layout.zero == 0:
-        _add(found, "replicate", "all_reduce", buckets(tensors, numbers), size)
+        _add(found, "replicate", "all_reduce", buckets(held, numbers), size)
 
 
 def _add_sharded(
     found: Traffic,
     layout: Layout,
-    tensors: tuple[Tensor, ...],
+    held: Held,
     micro_batches: int,
     numbers: Numbers,
     position: dict[str, int],
 ) -> None:
     """FSDP2. With resharding, each micro-batch gathers a block for forward and again for backward."""
     rounds = micro_batches if layout.resharding else 1
-    padded = 0
-    in_blocks = 0
-    groups = units(tensors)
-    for unit in groups:
-        part = sum(shard(tensor, layout.dp, 0) for tensor in unit)
-        padded += part
-        if unit[0].place not in (FIRST, LAST):
-            in_blocks += part
-    blocks = sum(unit[0].place not in (FIRST, LAST) for unit in groups)
+    padded = held.sharded(layout.dp, 0)
+    units = held.units
     again = layout.resharding
-    gathers = len(groups) + (blocks if again else 0)
-    gathered = padded + (in_blocks if again else 0)
+    gathers = units + (len(held.blocks) if again else 0)
+    gathered = padded + (held.sharded(layout.dp, 0, only_blocks=True) if again else 0)
     if layout.dp > 1:
         _add(found, "dp", "all_gather", rounds * gathers, rounds * gathered * numbers.parameter)
         scattered = padded * layout.dp * numbers.gradient
-        _add(found, "dp", "reduce_scatter", rounds * len(groups), rounds * scattered)
+        _add(found, "dp", "reduce_scatter", rounds * units, rounds * scattered)
     if layout.replicate > 1:
-        _add(found, "replicate", "all_reduce", rounds * len(groups), rounds * padded * numbers.gradient)
+        _add(found, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.gradient)
 
 
 def _tokens(model: Model, layout: Layout, sequences: int) -> float:
@@ -136,7 +112,7 @@ def _add_tensor(
     sequences: int,
     numbers: Numbers,
     position: dict[str, int],
-    tensors: tuple[Tensor, ...],
+    held: Held,
 ) -> None:
     """Two all-reduces in each block and direction, one for the embedding, one for the head, 3 for the loss.
 
@@ -154,12 +130,13 @@ def _add_tensor(
     if layout.sequence_parallel:
         _add(found, "tp", "reduce_scatter", rounds * of_activations, of_activations * size)
         _add(found, "tp", "all_gather", rounds * of_activations, of_activations * size / layout.tp)
-        undivided = [tensor for tensor in tensors if tensor.divided is None and not tensor.experts]
-        _add(found, "tp", "all_reduce", 1, _numbers(undivided) * numbers.gradient)
+        _add(found, "tp", "all_reduce", 1, held.undivided * numbers.gradient)
     else:
         _add(found, "tp", "all_reduce", rounds * of_activations, of_activations * size)
     if last:
-        _add(found, "tp", "all_reduce", 3 * rounds, 3 * tokens * numbers.activation)
+        # The largest logit of each token, and two sums, which are taken in float32 at least.
+        _add(found, "tp", "all_reduce", rounds, tokens * numbers.activation)
+        _add(found, "tp", "all_reduce", 2 * rounds, 2 * tokens * max(4, numbers.activation))
 
 
 def _add_pipeline(
@@ -196,7 +173,7 @@ def _add_context(
     sequences: int,
     numbers: Numbers,
     position: dict[str, int],
-    tensors: tuple[Tensor, ...],
+    held: Held,
 ) -> None:
     if layout.cp == 1:
         return
@@ -215,9 +192,9 @@ def _add_context(
     else:
         _add(found, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
     # With ZeRO, dp and cp are one group for parameters and gradients; here they are two.
-    size = _numbers(tensors) * numbers.gradient
+    size = held.numbers * numbers.gradient
     if layout.zero == 3:
-        size = sum(shard(tensor, layout.dp, position["dp"]) for tensor in tensors) * numbers.gradient
+        size = held.sharded(layout.dp, position["dp"]) * numbers.gradient
     _add(found, "cp", "all_reduce", 1, size)
 
 
@@ -239,5 +216,5 @@ def _add_experts(
     rows = model.experts.chosen * _tokens(model, layout, sequences) * model.width * numbers.activation
     counts = 8 * model.experts.routed * rounds
     _add(found, "ep", "all_to_all", 5 * layers * rounds, layers * (counts + 4 * rows))
-    dense = [tensor for tensor in held_tensors(model, layout, position) if not tensor.experts]
-    _add(found, "ep", "all_reduce", 1, _numbers(dense) * numbers.gradient)
+    dense = held_by(model, layout, position).dense
+    _add(found, "ep", "all_reduce", 1, dense * numbers.gradient)
