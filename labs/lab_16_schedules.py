@@ -21,7 +21,7 @@ from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, Block, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
 from shared.training.schedules import order_table, simulate, stages_of
 from shared.training.storages import OTHER, PeakByKind
 
@@ -144,6 +144,13 @@ def plan_of(name: str, ranks: int, micro_batches: int) -> list[list[Action]]:
     return order_table(name, ranks, micro_batches)
 
 
+def plan_for_all(name: str, ranks: int, micro_batches: int) -> list[list[Action]]:
+    """``plan_of``, asked by rank 0 for all: torch's tables import its compiler, 3 s of CPU. Collective."""
+    plan = [plan_of(name, ranks, micro_batches)] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(plan, src=0)
+    return plan[0]
+
+
 def owners(plan: list[list[Action]]) -> list[int]:
     """The rank of each stage."""
     rank_of = {stage: rank for rank, actions in enumerate(plan) for _, stage, _ in actions}
@@ -167,7 +174,7 @@ class Trainer:
         patience = timedelta(seconds=cfg.patience_s)
         self.pipeline = Counted(self.stages, self.owner, group.device, cfg.gpt.dtype, patience)
         self.parameters = dict(p for stage in self.stages.values() for p in stage.named_parameters())
-        self.optimizer = torch.optim.SGD(list(self.parameters.values()), cfg.learning_rate)
+        self.optimizer = PlainSGD(list(self.parameters.values()), cfg.learning_rate)
 
     def whole(self) -> GPT:
         """The same model, on this rank alone, to compare with. Collective."""
@@ -229,14 +236,14 @@ def truth_of(trainer: Trainer, batches: list[Batch]) -> list[Step]:
         return loss_sum(model(torch.cat(batches[step].tokens)), labels) / batches[step].counted
 
     alone = trainer.whole()
-    optimizer = torch.optim.SGD(alone.parameters(), trainer.cfg.learning_rate)
+    optimizer = PlainSGD(alone.parameters(), trainer.cfg.learning_rate)
     return train_alone(alone, optimizer, loss_of, len(batches))
 
 
 def prove(name: str, group: Group, cfg: Config) -> dict:
     """Train with one schedule beside one process; the numbers of this rank."""
     micro_batches = 2 * max(2, group.world_size)
-    plan = plan_of(name, group.world_size, micro_batches)
+    plan = plan_for_all(name, group.world_size, micro_batches)
     simulated = simulate(plan, micro_batches)
     trainer = Trainer(name, plan, group, cfg)
     batches = [uneven_batch(cfg.gpt, step, micro_batches, group.device) for step in range(cfg.steps)]

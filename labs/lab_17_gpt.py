@@ -22,7 +22,7 @@ from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, Block, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
 
 SPLIT_BY_ROWS_OF_WEIGHT = ("query", "key", "value", "up", "tokens")  # columns of the formula's matrix
 SPLIT_BY_COLUMNS_OF_WEIGHT = ("out", "down")
@@ -163,7 +163,7 @@ def train(
     model: GPT, loss_of: Callable, cfg: Config, after_backward: Callable[[GPT], None] | None = None
 ) -> list[Step]:
     """As ``train_alone``, with something that happens between backward and the step."""
-    optimizer = torch.optim.SGD(model.parameters(), cfg.lr)
+    optimizer = PlainSGD(model.parameters(), cfg.lr)
     done = []
     for number in range(cfg.steps):
         optimizer.zero_grad()
@@ -219,7 +219,7 @@ def reference(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> list[
     """Training in one process."""
     model = GPT(sizes).to(group.device)
     model.load_state_dict(truth)
-    return train_alone(model, torch.optim.SGD(model.parameters(), cfg.lr), loss_alone(cfg), cfg.steps)
+    return train_alone(model, PlainSGD(model.parameters(), cfg.lr), loss_alone(cfg), cfg.steps)
 
 
 def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Config) -> dict:

@@ -17,7 +17,7 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum
-from shared.training.one_process import assert_same_training, train_alone
+from shared.training.one_process import PlainSGD, assert_same_training, train_alone
 
 WAY = "ring"
 
@@ -48,7 +48,7 @@ class Setting:
         world, cfg = dist.group.WORLD, self.cfg
         ours = cp.train(model, loss_of or cp.loss_of_part(WAY, world, cfg), world, cfg)
         one = self.model()
-        sgd = torch.optim.SGD(one.parameters(), cfg.lr)
+        sgd = PlainSGD(one.parameters(), cfg.lr)
         truth = train_alone(one, sgd, alone or cp.loss_alone(cfg), cfg.steps)
         try:
             assert_same_training("parity", ours, truth, cfg.tolerance)

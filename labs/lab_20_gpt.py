@@ -22,7 +22,7 @@ from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
 from shared.training.storages import OTHER, PeakByKind
 
 
@@ -119,7 +119,7 @@ def loss_of_part(way: str, group: dist.ProcessGroup, cfg: Config) -> Callable[[G
 
 def train(model: GPT, loss_of: Callable, group: dist.ProcessGroup, cfg: Config) -> list[Step]:
     """As ``train_alone``, with a loss and gradients that are sums over the ranks."""
-    optimizer = torch.optim.SGD(model.parameters(), cfg.lr)
+    optimizer = PlainSGD(model.parameters(), cfg.lr)
     done = []
     for number in range(cfg.steps):
         optimizer.zero_grad()
@@ -205,7 +205,7 @@ def main(cfg: Config) -> None:
         sizes = gpt_config(group.world_size, cfg)
         truth = one_truth(sizes, group)
         model = fresh(sizes, truth, group)
-        sgd = torch.optim.SGD(model.parameters(), cfg.lr)
+        sgd = PlainSGD(model.parameters(), cfg.lr)
         alone = train_alone(model, sgd, loss_alone(cfg), cfg.steps)
         results = {"sent": {}}
         for way in WAYS:

@@ -25,7 +25,7 @@ from shared.training.storages import StorageRecorder
 @dataclass(frozen=True)
 class Config:
     tile: int = 64  # positions; scores of a tile by a tile exist at one time
-    doublings: int = 2
+    doublings: int = 1
     head_width: int = 16
     quadratic: float = 3.5  # at least: times the memory for twice the length
     linear: float = 2.1  # at most

@@ -12,7 +12,6 @@ import lab_20_ring as ring
 import torch
 import torch.distributed as dist
 from lab_20_ring import chunks_of, part_of, ring_attention
-from torch.utils.flop_counter import FlopCounterMode
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
@@ -21,6 +20,7 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
+from shared.training.flops import MatmulFlops
 from shared.training.gpt import causal_attention
 from shared.training.parity import assert_equal
 
@@ -174,9 +174,9 @@ def expected_calls(way: str, n: int, part: int) -> dict[str, dict]:
 
 def observed(function: Callable, *args) -> tuple[torch.Tensor | None, dict]:
     """What ``function`` returns, and its calls, the bytes that this rank sends, floating-point operations."""
-    with record() as log, FlopCounterMode(display=False) as flops:
+    with record() as log, MatmulFlops() as flops:
         result = function(*args)
-    seen = {"calls": dict(log.counts()), "bytes": round(log.by_rule()), "flops": flops.get_total_flops()}
+    seen = {"calls": dict(log.counts()), "bytes": round(log.by_rule()), "flops": flops.total}
     return result, seen
 
 

@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from shared.runtime.errors import CourseError, ParityError
 from shared.training import timeline
+from shared.training.flops import MatmulFlops
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
 from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind, StorageRecorder
 from shared.training.timeline import (
     COMMUNICATE,
@@ -332,3 +334,22 @@ def test_an_error_in_the_work_is_raised():
         devices.compute(0, "layer", 0.0, fails, devices.given(0, torch.ones(1)))
         with pytest.raises(ArithmeticError, match="no"):
             devices.finish()
+
+
+def test_plain_sgd_is_that_of_torch_to_the_last_bit():
+    ours, torchs = gpt(), gpt()
+    steps = train_alone(ours, PlainSGD(ours.parameters(), 0.5), loss_of, 3)
+    expected = train_alone(torchs, torch.optim.SGD(torchs.parameters(), 0.5), loss_of, 3)
+    assert assert_same_training("plain SGD", steps, expected, tolerance=0.0) == 0.0
+    steps = train_alone(ours, PlainSGD(ours.parameters(), 0.25), loss_of, 3)
+    with pytest.raises(ParityError):
+        assert_same_training("half the rate", steps, expected, tolerance=0.0)
+
+
+def test_flops_are_those_that_torch_counts():
+    model = gpt()
+    with MatmulFlops() as ours:
+        loss_of(model, 0).backward()
+    with FlopCounterMode(display=False) as torchs:
+        loss_of(model, 0).backward()
+    assert ours.total == torchs.get_total_flops() > 0

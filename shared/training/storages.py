@@ -1,12 +1,12 @@
 """Bytes in the storages of all tensors that a thread works with, by kind. Taught in lesson 19."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -32,6 +32,11 @@ class StorageRecorder(TorchDispatchMode):
         self.at_most = 0  # bytes_alive() is not more: freeing is not subtracted until we add up again
         self.peak = 0
         self._remember(list(tensors))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As in ``CommRecord``: without this, torch would import its compiler."""
+        return False
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
         result = operation(*args, **(kwargs or {}))
@@ -140,7 +145,10 @@ class PeakByKind(StorageRecorder):
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a ``DTensor``; any other tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    module = sys.modules.get("torch.distributed.tensor")  # imported only here and there: that takes a second
+    if module is not None and isinstance(tensor, module.DTensor):
+        return tensor.to_local()
+    return tensor
 
 
 def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:

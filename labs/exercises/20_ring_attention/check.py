@@ -4,12 +4,12 @@ import math
 from types import ModuleType
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from shared.comm.record import CommRecord, record
 from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
+from shared.training.flops import MatmulFlops
 from shared.training.parity import assert_equal
 
 TOLERANCE = 1e-12  # float64
@@ -157,7 +157,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         "is attention to this rank's own keys alone": guess(own_keys),
     }
     given = [q.clone(), k.clone(), v.clone()]
-    with record() as log, FlopCounterMode(display=False) as flops:
+    with record() as log, MatmulFlops() as flops:
         result = answer.ring_attention(*given)
     out, lse = two_of("ring_attention", result)
     for name, tensor, before in zip("qkv", given, (q, k, v), strict=True):
@@ -166,7 +166,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     compare("ring_attention: the output", out, expected, guesses if n > 1 else {})
     compare("ring_attention: the logsumexp", lse, expected_lse, {})
     check_messages(log, k.nbytes + v.nbytes, group)
-    blocks = check_work(flops.get_total_flops(), q, group)
+    blocks = check_work(flops.total, q, group)
     return (
         f"equal to attention on one process; {blocks:g} of {(2 * n) ** 2} blocks on each of {n} ranks, "
         f"{log.bytes('send'):,} bytes sent. Well done."
