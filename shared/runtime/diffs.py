@@ -1,4 +1,4 @@
-"""A script that a lesson builds step by step: the ```diff blocks of its notebook. Taught in lesson 10."""
+"""A script that a lesson builds step by step: the diffs with line numbers in it. Taught in lesson 10."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ import nbformat
 
 from shared.runtime.errors import InputError
 
-BLOCK = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```diff\n(@@ .*?)^```$", re.MULTILINE | re.DOTALL)
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@.*")
 HEADING = re.compile(r"(?:class|def) \w+")
 CONTEXT = 3  # lines around each change, as ``diff -u`` and ``git diff`` show
@@ -58,7 +58,7 @@ def apply(text: str, diff: str) -> str:
 
 
 def diffs_of(path: Path) -> list[str]:
-    """The diffs of a notebook, in order."""
+    """The diffs of a notebook that have line numbers, in order; others are examples beside the script."""
     diffs = []
     for cell in nbformat.read(path, 4).cells:
         if cell.cell_type == "markdown":
