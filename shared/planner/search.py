@@ -128,7 +128,7 @@ def candidates(training: Training, fixed: dict[str, Any]) -> Iterator[Layout]:
         return (fixed[name],) if name in fixed else values
 
     experts = SIZES if model.experts is not None else (1,)
-    lengths = SIZES[:5] if model.context > 16384 else (1, 2)
+    lengths = SIZES[:5] if model.context > 16384 else SIZES[:4]
     dimensions = itertools.product(
         choices("tp", (1, 2, 4, 8, 16)),
         choices("cp", lengths),

@@ -24,6 +24,8 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
 COMBINES = "lab_22_strategies"  # what it measures is what these lessons proved
 COMBINED = tuple(f"lab_{number}_" for number in range(15, 22))
+PREDICTS = "lab_28_lessons"  # what it plans is what this lesson measures
+PREDICTED = ("lab_22_",)
 PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN: dict[str, str] = {}
@@ -130,14 +132,15 @@ def import_problems(path: Path) -> list[str]:
     """A lab imports the standard library, declared dependencies, ``shared`` and labs of its own lesson.
 
     Lessons 11 to 13 break the training script of lesson 10, so their labs may import that one, too. One lab
-    of lesson 22 has a row for each strategy of the lessons before, and imports it from there. The stub of
-    an exercise imports no lab.
+    of lesson 22 has a row for each strategy of the lessons before, and imports it from there. One lab of
+    lesson 28 measures such rows again. The stub of an exercise imports no lab.
     """
     allowed = {"shared", *sys.stdlib_module_names, *declared_modules()}
     if path.name.startswith(BREAK_THE_SCRIPT):
         allowed.add("lab_10_train")
     own_lesson = path.name[: len("lab_NN_")]
-    lessons = (own_lesson, *COMBINED) if path.stem == COMBINES else (own_lesson,)
+    more = {COMBINES: COMBINED, PREDICTS: PREDICTED}
+    lessons = (own_lesson, *more.get(path.stem, ()))
     return [
         f"{path.name} imports {name}"
         for name in sorted(imports(path) - allowed)
