@@ -32,6 +32,7 @@ def test_digits_are_always_the_same(digits: Images):
     assert all(torch.equal(a, b) for a, b in zip(digits, again, strict=True))
 
 
+@pytest.mark.slow
 def test_they_are_the_images_of_scikit_learn_each_once(digits: Images):
     from sklearn.datasets import load_digits
 
@@ -62,6 +63,7 @@ def mnist_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_mnist_is_read_from_its_files(mnist_folder: Path):
     images = load_images("mnist", mnist_folder)
     assert images.train_x.shape == (6, 1, 28, 28)

@@ -373,6 +373,7 @@ def two_sleepers() -> Iterator[int]:
 
 
 @LINUX
+@pytest.mark.slow
 def test_a_job_that_runs_already_is_told_by_its_stacks(
     two_sleepers: int,
     tmp_path: Path,

@@ -83,6 +83,7 @@ def test_the_template_is_clean():
     assert check(TEMPLATE) == (0, [f"lab_10_train.py: {len(RULES)} questions, 0 findings"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -153,6 +154,7 @@ def test_the_exit_code_tells_the_worst_severity(severity: str, code: int, tmp_pa
         assert main(["--from", mildest, str(script)]) == (0 if mildest in worse else code)
 
 
+@pytest.mark.slow
 def test_of_several_scripts_the_worst_decides_and_an_unread_one_most(tmp_path: Path, capsys):
     faulty, bad = tmp_path / "faulty.py", tmp_path / "bad.py"
     faulty.write_text(WELL.replace(*OF_EACH_SEVERITY["hangs"]), encoding="utf-8")
@@ -227,6 +229,7 @@ def test_no_source_is_too_much(source: bytes, tmp_path: Path):
     assert main([str(script)]) in (0, 1, 3, 4)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_folder_works_alone_with_nothing_installed(tmp_path: Path):
     copytree(ROOT / "shared" / "checklist", tmp_path / "checklist")
     done = command(sys.executable, "-I", "-S", "-c", ALONE, tmp_path, TEMPLATE, root=None, cwd=tmp_path)

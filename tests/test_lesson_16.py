@@ -21,6 +21,7 @@ def test_the_bubble_is_that_of_the_formula(ranks: int, micro_batches: int):
     assert simulation.peak_live == [micro_batches] * ranks
 
 
+@pytest.mark.slow
 def test_several_stages_on_a_rank_share_its_work():
     plan = order_table("Interleaved1F1B", 4, 8)
     simulation = simulate(plan, 8)

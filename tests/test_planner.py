@@ -147,6 +147,7 @@ def test_one_table_has_two_conventions():
         assert abs(off[own.name]) < 0.004 < 0.009 < abs(off[other.name])
 
 
+@pytest.mark.slow
 def test_llamas_layout_is_among_the_first_proposals():
     """Of all that the search tries on 16,384 GPUs, it is as fast as the fastest, but for 2 %."""
     plans, rejected = propose(Training(model_named("405b"), 16384, 2048, 15.6e12))
@@ -241,6 +242,7 @@ def test_why_a_layout_is_rejected(kind: str):
 COMMAND = ["--model", "8b", "--gpus", "8", "--sequences", "128"]
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_plan(capsys: pytest.CaptureFixture):
     assert main([*COMMAND, "--show", "1"]) == 0
     said = capsys.readouterr().out
@@ -282,6 +284,7 @@ def test_bad_input_is_told_in_one_line(arguments: list[str], told: str, capsys: 
     assert told in said
 
 
+@pytest.mark.slow
 def test_the_folder_can_be_copied(tmp_path: Path):
     """It needs Python alone, under any name."""
     copytree(ROOT / "shared" / "planner", tmp_path / "planner")

@@ -82,6 +82,7 @@ def test_types_agree():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_a_wrong_type_is_found(tmp_path: Path):
     path = tmp_path / "slip.py"
     path.write_text(SLIP, encoding="utf-8")
@@ -90,6 +91,7 @@ def test_a_wrong_type_is_found(tmp_path: Path):
     assert 'incompatible type "str"; expected "int"' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_slip_in_a_text_is_found(tmp_path: Path):
     path = tmp_path / "text.md"
     path.write_text("We " + "rec" + "ieve a tensor.\n", encoding="utf-8")

@@ -76,6 +76,7 @@ def test_a_changed_title_is_found_in_the_neighbour(course: Path):
     assert found_in(course) == {"notebooks/91_small.ipynb": "differs from its source"}
 
 
+@pytest.mark.slow
 def test_a_stale_table_is_found_in_the_readme(course: Path):
     readme = course / "README.md"
     readme.write_text(
@@ -85,6 +86,7 @@ def test_a_stale_table_is_found_in_the_readme(course: Path):
     assert "[A small lesson](notebooks/90_small.ipynb)" in derived_files(course)[readme]
 
 
+@pytest.mark.slow
 def test_a_stale_picture_of_the_rooms_is_found_in_the_readme(course: Path):
     readme = course / "README.md"
     readme.write_text(
@@ -94,6 +96,7 @@ def test_a_stale_picture_of_the_rooms_is_found_in_the_readme(course: Path):
     assert "comm --> runtime" in derived_files(course)[readme]
 
 
+@pytest.mark.slow
 def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
     notebook = nbformat.read(course / NOTEBOOK, 4)
     cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
