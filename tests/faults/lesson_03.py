@@ -14,8 +14,8 @@ FAULTS: list[Fault] = [
     Fault("03_ring", "held = mine.clone()", "held = mine", "sum of ranks 0 to 1: differs by"),
     Fault(
         "03_in_flight",
-        "    work.wait()\n    x.fill_(2.0)\n\n\ndef copied",
-        "    x.fill_(2.0)\n    work.wait()\n\n\ndef copied",
+        "    dist.send(torch.ones(1), to, group=mail, tag=GO)\n    work.wait()\n    x.fill_(2.0)\n",
+        "    x.fill_(2.0)\n    dist.send(torch.ones(1), to, group=mail, tag=GO)\n    work.wait()\n",
         "patient, 1 numbers: 2.0 arrived, expected 1.0",
     ),
     Fault("03_in_flight", "dist.isend(x.clone(), to", "dist.isend(x, to", "copied, 1 numbers: 2.0 arrived"),
