@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_naive.py
 Written by:  notebooks/09_ddp_inside.ipynb
 """
 
+import gc
 import os
 
 import torch
@@ -77,3 +78,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # Without this line some runs abort at the very end, with exit code -6. It frees what main() has left
+    # behind, and with it gloo's threads, while the interpreter still runs.
+    gc.collect()

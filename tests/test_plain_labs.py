@@ -15,6 +15,7 @@ from tests.warm import warm_torchrun
 PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
 # What torchrun itself tells about a rank that has failed and is started again.
 LAUNCHER_SAYS = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic/.*\n", re.MULTILINE)
+KEEPS_THE_GROUP = re.compile(r"register_\w*hook|DistributedDataParallel\(|DDP\(|fully_shard\(|FSDP\(")
 BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
 LAB = '''"""A lab of the tests.
 
@@ -97,3 +98,18 @@ def test_the_exit_code_of_a_lab_that_fails_on_purpose_is_announced(tmp_path: Pat
         LAB.format(line="").replace("\n\nRun", "\n\nEnds with:   exit code 1\nRun"), encoding="utf-8"
     )
     assert exit_code_of(lab) == 1
+
+
+def forgets_to_collect(source: str) -> bool:
+    """Whether hooks hold the group in circles when the script ends: some runs then abort, exit code -6."""
+    return bool(KEEPS_THE_GROUP.search(source)) and "gc.collect()" not in source
+
+
+def test_plain_labs_with_hooks_collect_before_they_end():
+    forgetful = [path.name for path in PLAIN_LABS if forgets_to_collect(path.read_text(encoding="utf-8"))]
+    assert forgetful == []
+
+
+def test_a_plain_lab_that_forgets_is_found():
+    source = (ROOT / "labs" / "lab_19_unit.py").read_text(encoding="utf-8")
+    assert forgets_to_collect(source.replace("gc.collect()", "pass"))
