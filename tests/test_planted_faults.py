@@ -8,12 +8,12 @@ from shutil import copy
 import nbformat
 import pytest
 
-from shared.tools.lessons import cells_of
+from shared.tools.lessons import OTHER_KINDS, cells_of
 from shared.tools.outputs import text_of
 from tests import faults
 from tests.faults import Fault
 from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
-from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, PREDICTED, PREDICTS
+from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, LEAVES, LEFT, PREDICTED, PREDICTS
 from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
@@ -28,6 +28,11 @@ def name_of(fault: Fault) -> str:
 
 def labs_of(lesson: str) -> list[Path]:
     return sorted(LABS.glob(f"lab_{lesson}_*.py"))
+
+
+def other_files_of(lesson: str) -> list[Path]:
+    """Job scripts and manifests."""
+    return [path for kind in OTHER_KINDS for path in sorted(LABS.glob(f"lab_{lesson}_*.{kind}"))]
 
 
 def table_problems(labs: list[str], table: list[Fault], excused: list[str]) -> list[str]:
@@ -130,7 +135,7 @@ def test_words_that_prove_nothing_are_found():
 def planted(fault: Fault, folder: Path) -> Path:
     """Copy what the lab to run may import into ``folder``, plant the fault, return the lab to run."""
     for lesson in (fault.lesson, fault.lab_to_run[:2]):
-        for path in labs_of(lesson):
+        for path in [*labs_of(lesson), *other_files_of(lesson)]:
             copy(path, folder)
     if f"lab_{fault.lab_to_run}".startswith(BREAK_THE_SCRIPT):
         copy(LABS / "lab_10_train.py", folder)
@@ -139,6 +144,9 @@ def planted(fault: Fault, folder: Path) -> Path:
         for path in sorted(LABS.glob("lab_*.py")):
             if path.name.startswith((*COMBINED, *PREDICTED)):
                 copy(path, folder)
+    if lab == LEAVES:
+        for name in LEFT:
+            copy(LABS / f"{name}.py", folder)
     target = folder / f"lab_{fault.lab}.py"
     text = target.read_text(encoding="utf-8")
     target.write_text(text.replace(fault.old, fault.new), encoding="utf-8")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_output
+from nbformat.v4 import new_code_cell, new_output
 
 from shared.runtime.errors import InputError
-from shared.tools.lessons import read_lessons
+from shared.tools.lessons import OTHER_KINDS, inputs_digest, read_lessons
 from shared.tools.sync import derived_files, differences, write_all
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course
@@ -37,7 +37,8 @@ def test_everything_derived_is_in_sync():
 
 
 def test_each_lab_has_one_owner():
-    paths = [*(ROOT / "labs").glob("*.py"), *(ROOT / "labs").glob("exercises/*/exercise.py")]
+    kinds = [path for kind in ("py", *OTHER_KINDS) for path in (ROOT / "labs").glob(f"*.{kind}")]
+    paths = [*kinds, *(ROOT / "labs").glob("exercises/*/exercise.py")]
     labs = {path.relative_to(ROOT).as_posix() for path in paths}
     written = [name for lesson in read_lessons() for name in lesson.written]
     assert sorted(labs) == sorted(written)
@@ -124,6 +125,25 @@ def test_two_notebooks_may_not_write_one_file(course: Path):
     edit(course / "notebooks/91_small.ipynb", "../labs/lab_91_small.py", f"../{LAB}")
     with pytest.raises(InputError, match="is written by 90_small.ipynb and by 91_small.ipynb"):
         read_lessons(course)
+
+
+def test_a_job_script_is_written_by_a_cell_but_is_no_lab(course: Path):
+    notebook = nbformat.read(course / NOTEBOOK, 4)
+    notebook.cells.insert(
+        -1, new_code_cell("%%writefile ../labs/lab_90_small.sbatch\n#!/bin/bash\nfor i in 1")
+    )
+    (course / NOTEBOOK).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    assert found_in(course) == {"labs/lab_90_small.sbatch": "is missing"}
+    write_all(course)
+    assert (course / "labs/lab_90_small.sbatch").read_text(encoding="utf-8") == "#!/bin/bash\nfor i in 1\n"
+    (lesson, *_) = read_lessons(course)
+    assert (lesson.labs, lesson.other_files) == ([LAB], ["labs/lab_90_small.sbatch"])
+    assert len(inputs_digest(lesson, course)) == 16
+
+
+def test_a_job_script_that_no_cell_writes_is_found(course: Path):
+    (course / "labs" / "lab_90_other.sbatch").write_text("#!/bin/bash\n", encoding="utf-8")
+    assert found_in(course) == {"labs/lab_90_other.sbatch": "no notebook writes it"}
 
 
 def test_a_cell_may_not_write_outside_of_labs(course: Path):

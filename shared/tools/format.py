@@ -12,7 +12,7 @@ import nbformat
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, WRITEFILE, cells_of, read_lessons
 
-CODE = ("shared", "labs", "tests", "conftest.py")
+CODE = ("shared", "labs", "tests", "site", "conftest.py")
 
 
 def labs_into_cells(root: Path = ROOT) -> None:
@@ -23,7 +23,7 @@ def labs_into_cells(root: Path = ROOT) -> None:
     for lesson in read_lessons(root):
         for cell in cells_of(lesson.notebook, "code"):
             match = WRITEFILE.match(cell.source)
-            if match and match[1] in lesson.labs and (root / match[1]).is_file():
+            if match and match[1] in [*lesson.labs, *lesson.other_files] and (root / match[1]).is_file():
                 body = (root / match[1]).read_text(encoding="utf-8").rstrip("\n")
                 cell.source = cell.source[: match.end()].rstrip("\n") + "\n" + body
         path = root / lesson.path

@@ -18,7 +18,10 @@ HEADER = re.compile(
     r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min · (?P<ranks>[^\n·]+) · "
     r"GPU: (?P<gpu>[^\n·]+)(?:\n|$)"
 )
-WRITEFILE = re.compile(r"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py)(?:\n|$)")
+OTHER_KINDS = ("sbatch", "yaml")  # of files that a lesson writes beside its labs
+WRITEFILE = re.compile(
+    rf"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py|labs/\w+\.(?:{'|'.join(OTHER_KINDS)}))(?:\n|$)"
+)
 RUN_AS_MODULE = re.compile(r"-m (shared(?:\.\w+)*)")
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
 
@@ -38,7 +41,12 @@ class Lesson:
 
     @property
     def labs(self) -> list[str]:
-        return [name for name in self.written if name.startswith("labs/lab_")]
+        return [name for name in self.written if name.startswith("labs/lab_") and name.endswith(".py")]
+
+    @property
+    def other_files(self) -> list[str]:
+        """What is no Python: job scripts, manifests."""
+        return [name for name in self.written if name.endswith(OTHER_KINDS)]
 
     @property
     def exercises(self) -> list[str]:
@@ -105,9 +113,10 @@ def imported_modules(source: str, package: str = "") -> set[str]:
 
 
 def plain_python(cell: str) -> str:
-    """The Python of a cell, as IPython makes it; a ``%%writefile`` cell counts as its body."""
+    """The Python of a cell, as IPython makes it; of a ``%%writefile`` cell its body, if that is Python."""
     if cell.startswith("%%writefile"):
-        return cell.partition("\n")[2]
+        first, _, body = cell.partition("\n")
+        return "" if first.endswith(OTHER_KINDS) else body
     return TransformerManager().transform_cell(cell)
 
 

@@ -1,6 +1,6 @@
 """``make sync``: bring everything that is derived from the notebooks up to date, without running anything.
 
-- ``labs/lab_*.py`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
+- ``labs/lab_*`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
 - The picture of the rooms of ``shared/`` in the README.
@@ -11,12 +11,13 @@
 import argparse
 import base64
 import re
+from itertools import chain
 from pathlib import Path
 
 import nbformat
 
 from shared.tools import run_tool
-from shared.tools.lessons import ROOT, Lesson, cells_of, read_lessons, written_files
+from shared.tools.lessons import OTHER_KINDS, ROOT, Lesson, cells_of, read_lessons, written_files
 from shared.tools.rooms import picture
 
 BEGIN = "# solution: begin"
@@ -112,7 +113,8 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
                 )
                 text = _between(marks, "".join(data["text/markdown"]), text)
         wanted[readme] = text
-    for path in sorted([*(root / "labs").glob("*.py"), *(root / "labs").glob("exercises/*/exercise.py")]):
+    kinds = [(root / "labs").glob(f"*.{kind}") for kind in ("py", *OTHER_KINDS)]
+    for path in sorted([*chain(*kinds), *(root / "labs").glob("exercises/*/exercise.py")]):
         wanted.setdefault(path, None)
     return wanted
 

@@ -21,11 +21,13 @@ WRONG_ANSWERS_AT_LEAST = 3
 REJECTED = "# rejected: "
 ACCEPTED = "# accepted: "
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
-BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
+BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_", "lab_27_")
 COMBINES = "lab_22_strategies"  # what it measures is what these lessons proved
 COMBINED = tuple(f"lab_{number}_" for number in range(15, 22))
 PREDICTS = "lab_28_lessons"  # what it plans is what this lesson measures
 PREDICTED = ("lab_22_",)
+LEAVES = "lab_27_slurm"  # it watches the script and compares its end as this lab does
+LEFT = ("lab_13_requeue",)
 PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN: dict[str, str] = {}
@@ -131,15 +133,16 @@ def imports(path: Path) -> set[str]:
 def import_problems(path: Path) -> list[str]:
     """A lab imports the standard library, declared dependencies, ``shared`` and labs of its own lesson.
 
-    Lessons 11 to 13 break the training script of lesson 10, so their labs may import that one, too. One lab
-    of lesson 22 has a row for each strategy of the lessons before, and imports it from there. One lab of
-    lesson 28 measures such rows again. The stub of an exercise imports no lab.
+    Lessons 11 to 13 and 27 break the training script of lesson 10, so their labs may import that one, too.
+    One lab of lesson 22 has a row for each strategy of the lessons before, and imports it from there. One lab
+    of lesson 28 measures such rows again. One lab of lesson 27 requeues as a lab of lesson 13 does. The stub
+    of an exercise imports no lab.
     """
     allowed = {"shared", *sys.stdlib_module_names, *declared_modules()}
     if path.name.startswith(BREAK_THE_SCRIPT):
         allowed.add("lab_10_train")
     own_lesson = path.name[: len("lab_NN_")]
-    more = {COMBINES: COMBINED, PREDICTS: PREDICTED}
+    more = {COMBINES: COMBINED, PREDICTS: PREDICTED, LEAVES: LEFT}
     lessons = (own_lesson, *more.get(path.stem, ()))
     return [
         f"{path.name} imports {name}"
