@@ -27,6 +27,7 @@ from shared.training.parity import assert_all_equal, assert_same_on_every_rank, 
 class Config:
     batch: int = 29  # divides by no number of ranks from 2 to 8
     micro_batch: int = 3
+    half_batch: int = 32  # images of a rank; the gradients of very few can overflow in fp16, rightly
     steps: int = 3
     test_images: int = 59  # divides by no number of ranks either
     tolerance: float = 1e-12  # float64
@@ -150,7 +151,8 @@ def dtypes_of_losses():
 def half_precision(data: script.Data, ranks: script.Ranks, cfg: Config) -> dict[str, float]:
     """Scores are in half precision, the loss is not, and the first step of fp16 is not skipped."""
     for kind, half in {"bf16": torch.bfloat16, "fp16": torch.float16}.items():
-        trainer = trainer_of(data, ranks, cfg, "--amp", kind)
+        batch = str(cfg.half_batch * ranks.size)
+        trainer = trainer_of(data, ranks, cfg, "--amp", kind, "--batch-size", batch)
         before = [parameter.detach().clone() for parameter in trainer.ddp.parameters()]
         images, labels = data.train[batches_of(data, trainer.options, ranks)[0]]
         with dtypes_of_losses() as seen:
