@@ -38,8 +38,11 @@ def test_no_other_file_holds_a_version(name: str):
 
 
 def test_the_makefile_reads_the_pins():
-    done = command("python3", "shared/tools/pins.py", "pinned", "torch", "torchvision")
-    assert done.stdout.splitlines() == pyproject()["project"]["optional-dependencies"]["pinned"][:2]
+    pins = pyproject()["project"]["optional-dependencies"]
+    ask = ["python3", "shared/tools/pins.py", "pinned", "--only", "torch", "torchvision"]
+    assert command(*ask).stdout.splitlines() == pins["pinned"][:2]
+    assert command(*ask, "--over", "oldest-torch").stdout.splitlines() == pins["oldest-torch"]
+    assert command(*ask[:3], "--over", "oldest-torch").stdout.splitlines()[2:] == pins["pinned"][2:]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,12 @@ def test_the_makefile_reads_the_pins():
         ("pinned", "torch==", "torch==3.0.0", "torch==3.0.0 is outside of"),
         ("pinned", "numpy==", "numpy>=2.1", "numpy is pinned loosely"),
         ("pinned", "tqdm==", "other==1", "tqdm is not pinned"),
+        ("site-pinned", "sphinx==", "sphinx==8.0", "sphinx==8.0 is outside of"),
         ("test", "ruff>=", "ruff>=0.17", "ruff needs a lowest and a highest version"),
         ("test", "ruff>=", "ruff<0.18", "ruff needs a lowest and a highest version"),
         ("oldest-kernel", "ipython==", "ipython==9.18.1", "ipython==9.18.1 is not the oldest"),
-        (None, "torch>=", "torch>=2.12,<2.16", "torch 2.11.0 is outside of"),
+        (None, "torch>=", "torch>=2.12,<2.16", "torch==2.11.0 is not the oldest of"),
+        ("oldest-torch", "torch==", "torch==2.12.1", "torch==2.12.1 is not the oldest of"),
     ],
 )
 def test_a_disagreement_is_found(extra: str | None, old: str, new: str, expected: str):
@@ -79,9 +84,11 @@ def test_a_faulty_environment_is_found(old: str, new: str, expected: str):
     assert expected in problem
 
 
-@pytest.mark.parametrize("place", ["Makefile", "README.md", "environment.yml", ".ci/run", "uv.toml"])
+@pytest.mark.parametrize(
+    "place", ["Makefile", "README.md", "environment.yml", ".ci/run", "uv.toml", ".github/workflows/x"]
+)
 def test_a_registry_is_found(place: str, tmp_path: Path):
-    (tmp_path / ".ci").mkdir()
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     host = "download." + "pytorch.org"
     (tmp_path / place).write_text(f"pip install --index-url https://{host}/whl/cpu torch", encoding="utf-8")
     assert registry_problems(tmp_path) == [f"{Path(place).name} names {host}"]

@@ -1,0 +1,79 @@
+"""The files that a code host, an editor or a citation tool reads agree with the rest of the repository."""
+
+import json
+import re
+
+import yaml
+
+from tests.helpers import ROOT, command, pyproject
+
+PHONY = re.compile(r"^\.PHONY: (.*)$", re.MULTILINE)
+MAKE = re.compile(r"\bmake (\w+)")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def targets() -> set[str]:
+    (line,) = PHONY.findall(read("Makefile"))
+    return set(line.split())
+
+
+def strangers(text: str) -> set[str]:
+    """Targets of make that ``text`` calls and the Makefile does not have."""
+    return set(MAKE.findall(text)) - targets()
+
+
+def test_the_version_is_told_once():
+    version = pyproject()["project"]["version"]
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["version"] == version
+    newest = re.search(r"^## (\S+) – (\S+)$", read("CHANGELOG.md"), re.MULTILINE)
+    assert newest and newest.groups() == (version, str(citation["date-released"]))
+    assert citation["license"] == pyproject()["project"]["license"]
+
+
+def test_the_workflow_runs_what_the_makefile_has():
+    text = read(".github/workflows/test.yml")
+    workflow = yaml.safe_load(text)
+    assert strangers(text) == set()
+    assert strangers("run: make tests") == {"tests"}
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["torch"] == ["oldest", "newest"]
+    steps = workflow["jobs"]["site"]["steps"]
+    (upload,) = [step["with"]["path"] for step in steps if "upload-pages-artifact" in step.get("uses", "")]
+    assert upload == "site/_build/html"
+    assert set(workflow["jobs"]["publish"]["needs"]) == {"test", "site"}
+
+
+def test_make_takes_no_other_torch():
+    done = command("make", "-n", "setup", "TORCH=newer")
+    assert done.returncode != 0
+    assert "TORCH is oldest or newest, not newer" in done.stdout
+
+
+def test_oldest_torch_gets_an_environment_of_its_own():
+    done = command("make", "-n", "-B", "setup", "TORCH=oldest")
+    assert done.returncode == 0
+    assert ".venv-oldest-torch/bin/python shared/tools/pins.py pinned --over oldest-torch" in done.stdout
+
+
+def test_the_dev_container_is_set_up_by_make():
+    container = json.loads(read(".devcontainer/devcontainer.json"))
+    assert strangers(container["postCreateCommand"]) == set()
+    base = re.match(r"FROM python:(\d+\.\d+)-", read(".devcontainer/Dockerfile"))
+    (python,) = [one for one in yaml.safe_load(read("environment.yml"))["dependencies"] if "python=" in one]
+    assert base and python == f"python={base[1]}"
+
+
+def test_pre_commit_has_the_linters_of_make_check():
+    (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert repo["repo"] == "local"  # no versions beside the pins
+    entries = {hook["entry"].removeprefix(".venv/bin/python -m ") for hook in repo["hooks"]}
+    assert entries == {
+        "ruff check",
+        "ruff format --check",
+        "codespell_lib",
+        "mypy",
+        "shared.tools.sync --check",
+    }
