@@ -1,18 +1,22 @@
-"""The script as any rank of thousands, in one process without data: Llama 3 405B beside its plan.
+"""The script as any rank of thousands, a process each and no data: Llama 3 405B beside its plan.
 
-Run it:      python labs/lab_28_any_rank.py --ranks 16384 --rank 0
+Run it:      python labs/lab_28_any_rank.py 5003/8192 0/16384 16383/16384
 Written by:  notebooks/28_plan_a_cluster.ipynb
 
 The backend "fake" talks to nobody, and fake tensors have a shape and no numbers. All that depends on shapes
 alone is real: which groups there are, what this rank holds, what it calls with how many bytes.
+
+Each rank has a process of its own: torch remembers meshes, and two ranks of a cluster have equal ones.
 """
 
 import argparse
+import json
 import resource
 import time
 
 import lab_28_train as script
 import torch
+import torch._dynamo  # else each fork imports it for itself
 import torch.distributed as dist
 from lab_28_four import assert_planned, found_traffic, held_bytes, layout_of, model_of, planned_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,9 +27,11 @@ from shared.comm.record import record
 from shared.planner import Layout, model_named, traffic_of
 from shared.planner.memory import Numbers
 from shared.runtime.errors import CourseError, InputError
+from shared.runtime.processes import Child
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 
+LIMIT_S = 300  # for a rank, which takes seconds
 BFLOAT16 = Numbers(parameter=2, gradient=2, optimizer=0, activation=2)
 LLAMA_405B = script.Config(
     layers=126,
@@ -38,8 +44,6 @@ LLAMA_405B = script.Config(
     micro_batches=2,
     dtype=torch.bfloat16,
 )
-
-
 PIPELINE = 16
 TENSOR = 8
 
@@ -66,30 +70,49 @@ def as_rank(layout: Layout, rank: int, cfg: script.Config) -> dict:
     return found
 
 
-def check(layout: Layout, rank: int, cfg: script.Config) -> dict:
-    """Hold a rank against the plan."""
+def check(rank: int, ranks: int, cfg: script.Config) -> str:
+    """Hold a rank against the plan; what it counted, as JSON."""
+    begin = time.perf_counter()
+    layout = layout_of(ranks // (PIPELINE * TENSOR), PIPELINE, TENSOR)
     model = model_of(cfg)
     found = as_rank(layout, rank, cfg)
-    what = f"rank {rank} of {layout.ranks}"
+    what = f"rank {rank} of {ranks}"
     sequences = layout.dp * cfg.micro_batches
     position = layout.position(rank)
     assert_planned(what, found["position"], {name: position[name] for name in ("dp", "pp", "tp")})
     assert_planned(what, found["traffic"], traffic_of(model, layout, sequences, BFLOAT16, position))
     assert_planned(what, found["held"], planned_bytes(model, layout, sequences, rank, BFLOAT16))
+    found["traffic"] = {" ".join(key): counts for key, counts in sorted(found["traffic"].items())}
+    found["seconds"] = time.perf_counter() - begin
+    found["bytes of its process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return json.dumps({"rank": rank, "ranks": ranks, **found})
+
+
+def report(found: dict) -> None:
+    what = f"rank {found['rank']} of {found['ranks']}"
     print(f"{what}: {found['position']}, holds {found['held']['parameters']:,} bytes of parameters")
-    for (dimension, op), (calls, size) in sorted(found["traffic"].items()):
+    for call, (calls, size) in found["traffic"].items():
+        dimension, op = call.split()
         print(f"    {dimension} {op:14} {calls:3} calls {size:15,} bytes, as planned")
-    found["traffic"] = {" ".join(key): counts for key, counts in found["traffic"].items()}
-    return {"rank": rank, "ranks": layout.ranks, **found}
 
 
-def main(ranks: int, rank: int, cfg: script.Config) -> None:
-    begin = time.perf_counter()
+def place(text: str) -> tuple[int, int]:
+    """The rank, and of how many: ``"5003/8192"``.
+
+    Raises:
+        InputError: there is no such rank, or so many do not form a mesh.
+    """
     group = PIPELINE * TENSOR
-    if ranks < 1 or ranks % group or not 0 <= rank < ranks:
-        raise InputError(
-            f"--ranks must be a multiple of {group}, and --rank below it, not {ranks} and {rank}"
-        )
+    rank, _, ranks = text.partition("/")
+    if not (rank.isdecimal() and ranks.isdecimal()):
+        raise InputError(f"{text!r} is no rank of so many, such as 0/16384")
+    if int(ranks) % group or not int(rank) < int(ranks):
+        raise InputError(f"{text}: there must be a multiple of {group} ranks, and the first is 0")
+    return int(rank), int(ranks)
+
+
+def main(texts: list[str], cfg: script.Config) -> None:
+    places = [place(text) for text in texts]
     torch.set_default_dtype(cfg.dtype)
     with torch.device("meta"):
         whole = sum(p.numel() for p in script.Stage(cfg, 0, 1).parameters())
@@ -97,15 +120,18 @@ def main(ranks: int, rank: int, cfg: script.Config) -> None:
     if whole != planned:
         raise CourseError(f"the script's model has {whole:,} parameters, the planner's {planned:,}")
     print(f"{whole:,} parameters, as the planner counts them")
-    found = check(layout_of(ranks // group, PIPELINE, TENSOR), rank, cfg)
-    found["seconds"] = time.perf_counter() - begin
-    found["bytes of this process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    record_results(f"lab_28_any_rank_{ranks}_{rank}", found)
+    children = [Child(check, rank, ranks, cfg) for rank, ranks in places]
+    results = []
+    for child in children:
+        said, _ = child.outcome(LIMIT_S)
+        if not said.startswith("{"):
+            raise CourseError(said.removeprefix("CourseError: "))
+        results.append(json.loads(said))
+        report(results[-1])
+    record_results("lab_28_any_rank", {"places": results})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Run the script as one rank of many.")
-    parser.add_argument("--ranks", type=int, default=16384)
-    parser.add_argument("--rank", type=int, default=0)
-    options = parser.parse_args()
-    run(main, options.ranks, options.rank, LLAMA_405B)
+    parser = argparse.ArgumentParser(description="Run the script as one rank of many, or some.")
+    parser.add_argument("places", nargs="+", metavar="RANK/RANKS", help="such as 0/16384")
+    run(main, parser.parse_args().places, LLAMA_405B)

@@ -20,6 +20,7 @@ from shared.planner import (
     Layout,
     Network,
     Plan,
+    PlanError,
     Rejected,
     Training,
     best_interval,
@@ -36,13 +37,14 @@ from shared.planner import (
     published,
     search,
     step,
+    traffic_of,
 )
 from shared.planner.__main__ import main
 from shared.planner.failures import young
 from shared.planner.flops import MEGATRON
 from shared.planner.hardware import by_rule, seconds
-from shared.planner.published import A100, MEGASCALE, ROWS, Row, llama_layout, mfu
-from tests.helpers import ROOT
+from shared.planner.published import A100, KORTHIKANTI, MEGASCALE, ROWS, Row, llama_layout, mfu
+from tests.helpers import ROOT, torchrun
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
@@ -138,6 +140,21 @@ def test_megascales_petaflops_on_12288_are_misprinted():
     assert off[12288] == pytest.approx(0.0236, abs=0.001)
 
 
+def test_korthikantis_selective_recomputation_counts_too_much():
+    """Equation 8 adds three forward passes of attention where one is repeated, and 2.7 % and table 5's HFU
+    follow from it."""
+    told = {"175B": 2.7, "530B": 1.6}  # section 5, per cent more operations
+    for name, layers, width, heads, gpus, sequences, seconds_of_step, _, stated in KORTHIKANTI[:4]:
+        model = models.gpt(name, layers, width, heads, 51200, 2048)
+        tokens = sequences * 2048 / seconds_of_step / gpus
+        needed = per_token(model, MEGATRON)
+        once = per_token(model, MEGATRON, "selective") - needed
+        right, printed = (100 * (needed + n * once) * tokens / A100 for n in (1, 3))
+        assert abs(printed / stated - 1) < 0.004 < 0.007 < abs(right / stated - 1)
+        if name in told:
+            assert 300 * once / needed == pytest.approx(told[name], abs=0.05)
+
+
 def test_one_table_has_two_conventions():
     """Of table 2 of MegaScale, the rows of Megatron-LM count all of attention, its own rows half of it."""
     for who, _, gpus, _, tokens, _, stated in MEGASCALE:
@@ -184,8 +201,8 @@ def test_the_bubble_of_each_schedule():
     assert bubble("ZB-2P", 4, 8) == 0
     assert pipeline.at_once("GPipe", 4, 0, 8) == 8
     assert [pipeline.at_once("1F1B", 4, index, 8) for index in range(4)] == [4, 3, 2, 1]
-    narayanan_2021 = 4 * (1 + 3 / (4 * 2))
-    assert pipeline.at_once("interleaved", 4, 0, 8, 2) == pytest.approx(narayanan_2021)
+    korthikanti_2022 = 4 * (1 + 3 / (4 * 2))
+    assert pipeline.at_once("interleaved", 4, 0, 8, 2) == pytest.approx(korthikanti_2022)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +234,49 @@ def test_korthikantis_memory_of_a_block():
     assert memory.per_layer(model, Layout(recompute="full")) == unit * 2
 
 
+def test_what_each_rank_holds_of_experts_is_a_part_of_them():
+    """EP divides the experts and nothing else, TP the matrices of each expert, too."""
+    model = model_named("deepseek-v3")
+    whole = memory.held_by(model, Layout(), Layout().position(0))
+    parts = memory.held_by(model, Layout(ep=8), Layout(ep=8).position(0))
+    assert whole.dense == parts.dense
+    assert whole.numbers - whole.dense == 8 * (parts.numbers - parts.dense)
+    both = memory.held_by(model, Layout(ep=8, tp=4), Layout(ep=8, tp=4).position(0))
+    assert parts.numbers - parts.dense == 4 * (both.numbers - both.dense)
+
+
+def test_a_collective_for_each_tensor_by_hand():
+    """One for each of them, padded by itself; else DDP's buckets, and one flat tensor."""
+    model = models.gpt("small", 2, 64, 4, 63, 32)
+    tensors = memory.held_by(model, Layout(), Layout().position(0)).tensors
+    by_hand = traffic_of(model, Layout(dp=4, by_tensor=True), 4)
+    assert by_hand["dp", "all_reduce"] == (len(tensors), 4 * model.parameters())
+    assert traffic_of(model, Layout(dp=4), 4)["dp", "all_reduce"] == (1, 4 * model.parameters())
+    padded = sum(-(-tensor.numbers // 5) * 5 for tensor in tensors)
+    zero_2 = traffic_of(model, Layout(dp=5, zero=2, by_tensor=True), 5)
+    assert zero_2["dp", "reduce_scatter"] == (len(tensors), 4 * padded)
+    assert zero_2["dp", "all_gather"] == (len(tensors), 2 * padded // 5)
+    with pytest.raises(PlanError, match="by_tensor goes with zero 0 or 2, not 1"):
+        Layout(dp=4, zero=1, by_tensor=True)
+
+
+@pytest.mark.slow
+def test_each_row_of_lesson_22_is_as_planned():
+    """The lesson runs four of them."""
+    done = torchrun(ROOT / "labs" / "lab_28_lessons.py", "--all", ranks=4)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if " hands in " in line]
+    assert len(rows) == 15
+    assert "each: calls, bytes and storage as planned, on every rank" in done.stdout
+
+
 IMPOSSIBLE = {
     "ranks": ({"dp": 8}, "the mesh has 8 ranks, not 64"),
     "heads": ({"tp": 16, "dp": 4}, "8 heads of keys and values do not divide by TP 16"),
     "node": ({"tp": 16, "dp": 4}, "TP 16 leaves the node of 8 GPUs"),
     "batch": ({"dp": 64, "micro_batch": 3}, "do not divide into 64 parts of 3 at once"),
     "stages": ({"pp": 32, "chunks": 8, "dp": 2, "schedule": "interleaved"}, "256 stages are more than 80"),
+    "vocabulary": ({"tp": 2, "dp": 32}, "a vocabulary of 50257 does not divide by TP 2"),
     "experts": ({"ep": 8, "dp": 8}, "Llama 3 70B has no experts for EP 8"),
     "ZeRO": ({"pp": 2, "dp": 32, "zero": 3}, "gathers all parameters again for each micro-batch"),
     "length": ({"cp": 64}, "a sequence of 8200 does not divide by CP 64"),
@@ -234,6 +288,8 @@ IMPOSSIBLE = {
 def test_why_a_layout_is_rejected(kind: str):
     fields, told = IMPOSSIBLE[kind]
     model = model_named("70b", 8200 if kind == "length" else 8192)
+    if kind == "vocabulary":
+        model = model_named("gpt3")
     found = judge(Training(model, 64, 2048, 1e12), Layout(**fields))
     assert isinstance(found, Rejected)
     assert [told in problem.text for problem in found.problems if problem.kind == kind] == [True]

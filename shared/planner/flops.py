@@ -41,7 +41,8 @@ def per_token(model: Model, convention: Convention, recompute: str | None = None
     """Operations of forward and backward for one token of a sequence of ``model.context``.
 
     With ``recompute`` those that the hardware does: ``full`` repeats the forward pass, ``selective`` the
-    products of queries and keys, and of these with values.
+    products of queries and keys, and of these with values. (Equation 8 of Korthikanti et al. 2022 adds three
+    times as much for ``selective``: as much as their forward and backward pass.)
     """
     parameters = model.active_parameters()
     if not convention.embedding:

@@ -28,6 +28,8 @@ class Layout:
         micro_batch: sequences that a rank computes at once.
         chunks: stages of the pipeline on each rank, 1 unless the schedule is interleaved.
         sequence_parallel: tensor parallelism divides what lies between the split layers, too.
+        by_tensor: with zero 0 or 2, each tensor has a collective of its own, as if written by hand. Else DDP
+            fills buckets, and ZeRO has one flat tensor.
         context: how cp gets at keys and values: ring, Ulysses or gather.
         recompute: none, selective or full.
         resharding: with zero 3, parameters are freed after forward and gathered again for backward.
@@ -44,6 +46,7 @@ class Layout:
     chunks: int = 1
     schedule: str = "1F1B"
     sequence_parallel: bool = False
+    by_tensor: bool = False
     context: str = RING
     recompute: str = NONE
     resharding: bool = True
@@ -53,6 +56,8 @@ class Layout:
             whole(name, getattr(self, name))
         if self.zero not in (0, 1, 2, 3):
             raise PlanError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
+        if self.by_tensor and self.zero not in (0, 2):
+            raise PlanError(f"by_tensor goes with zero 0 or 2, not {self.zero}")
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("context", self.context, WAYS)
         _one_of("recompute", self.recompute, RECOMPUTE)
@@ -144,6 +149,12 @@ def _problems_of_tensors(model: Model, layout: Layout, node: int) -> list[Proble
         found.append(Problem("heads", f"{model.heads} heads do not divide by TP {tp}"))
     if model.hidden % tp:
         found.append(Problem("width", f"an MLP of {model.hidden} does not divide by TP {tp}"))
+    if model.experts is not None and model.experts.hidden % tp:
+        text = f"an expert's MLP of {model.experts.hidden} does not divide by TP {tp}"
+        found.append(Problem("width", text))
+    if model.vocabulary % tp:
+        text = f"a vocabulary of {model.vocabulary} does not divide by TP {tp}: pad it"
+        found.append(Problem("vocabulary", text))
     if tp > node:
         found.append(Problem("node", f"TP {tp} leaves the node of {node} GPUs"))
     parts = 2 * layout.cp if layout.cp > 1 else 1  # each rank takes an early part and a late one
@@ -203,3 +214,8 @@ def layers_of(model: Model, layout: Layout, stage: int) -> range:
 def stages_of(layout: Layout, index: int) -> range:
     """The stages of the rank with this index along pp: interleaved ones are pp apart."""
     return range(index, layout.pp * layout.chunks, layout.pp)
+
+
+def blocks_of(model: Model, layout: Layout, index: int) -> list[int]:
+    """All blocks of the rank with this index along pp."""
+    return [layer for stage in stages_of(layout, index) for layer in layers_of(model, layout, stage)]

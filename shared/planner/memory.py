@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 from .errors import PlanError
 from .flops import NONE, SELECTIVE
-from .layout import Layout, layers_of, stages_of
+from .layout import Layout, blocks_of, stages_of
 from .models import FIRST, LAST, Model, Tensor, tensors_of
 from .pipeline import at_once
 
@@ -70,6 +70,10 @@ class Held:
         )
         self._sharded: dict[tuple[int, int, bool], int] = {}
 
+    def padded(self, ranks: int) -> int:
+        """Numbers, if each tensor by itself is filled up until so many ranks can share it evenly."""
+        return sum(math.ceil(tensor.numbers / ranks) * ranks for tensor in self.tensors)
+
     @cached_property
     def blocks(self) -> list[int | str]:
         """The numbers of the blocks of which something is here."""
@@ -106,7 +110,7 @@ def _held(model: Model, layout: Layout, index: int) -> Held:
 def _tensors_of(model: Model, layout: Layout, index: int) -> Iterator[Tensor]:
     last = layout.pp * layout.chunks - 1
     stages = stages_of(layout, index)
-    layers = {layer for stage in stages for layer in layers_of(model, layout, stage)}
+    layers = set(blocks_of(model, layout, index))
     for tensor in tensors_of(model):
         at_first = tensor.place == FIRST and 0 in stages
         at_last = tensor.place == LAST and last in stages
@@ -123,7 +127,6 @@ def _own_part(tensor: Tensor, layout: Layout) -> Tensor:
         shape[tensor.divided] //= layout.tp
     if tensor.experts:
         shape[0] //= layout.ep
-        shape[1] //= layout.tp
     return replace(tensor, shape=tuple(shape))
 
 
@@ -133,6 +136,59 @@ def shard(tensor: Tensor, ranks: int, index: int) -> int:
     each = math.ceil(rows / ranks)
     own = max(0, min(each, rows - each * index))
     return own * tensor.numbers // rows
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank has to do in a step: what it is asked about, and what follows from that.
+
+    Attributes:
+        sequences: of all ranks together.
+        position: {dimension of the mesh: index of the rank}.
+    """
+
+    model: Model
+    layout: Layout
+    sequences: int
+    numbers: Numbers
+    position: dict[str, int]
+
+    @cached_property
+    def held(self) -> Held:
+        return held_by(self.model, self.layout, self.position)
+
+    @cached_property
+    def blocks(self) -> list[int]:
+        return blocks_of(self.model, self.layout, self.position["pp"])
+
+    @property
+    def first(self) -> bool:
+        return self.position["pp"] == 0
+
+    @property
+    def last(self) -> bool:
+        return self.position["pp"] == self.layout.pp - 1
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches."""
+        return self.layout.micro_batches(self.sequences)
+
+    @property
+    def tokens(self) -> float:
+        """That the rank computes in all rounds."""
+        return self.sequences / self.layout.readers * self.model.context / self.layout.cp
+
+    @property
+    def tokens_at_once(self) -> float:
+        return self.layout.micro_batch * self.model.context / self.layout.cp
+
+
+def work_of(
+    model: Model, layout: Layout, sequences: int, numbers: Numbers, position: dict[str, int] | None
+) -> Work:
+    """Of the rank at this position, by default the first."""
+    return Work(model, layout, sequences, numbers, position or layout.position(0))
 
 
 def memory_of(
@@ -145,27 +201,32 @@ def memory_of(
 ) -> Memory:
     """What a rank holds, by default the first one, which holds most with 1F1B.
 
-    ZeRO 1 and 2 divide one flat tensor. ZeRO 3 divides each parameter by rows. While ZeRO 2 adds up the
-    gradients of several micro-batches, each rank has whole ones.
+    ZeRO 1 and 2 divide one flat tensor, or, by hand, each tensor by itself; then a rank's parts are copies.
+    ZeRO 3 divides each parameter by rows. While ZeRO 2 adds up the gradients of several micro-batches, each
+    rank has whole ones.
     """
-    position = position or layout.position(0)
-    held = held_by(model, layout, position)
+    work = work_of(model, layout, sequences, numbers, position)
+    held = work.held
     whole = held.numbers
     ranks = layout.dp
-    flat_part = math.ceil(whole / ranks)
-    adds_up = layout.micro_batches(sequences) > 1
     parameters, gradients, stepped, counts = whole, whole, whole, len(held.tensors)
     if layout.zero in (1, 2) and ranks > 1:
-        stepped, counts = flat_part, 1
-    if layout.zero == 2 and not adds_up:
-        gradients = flat_part
+        part = math.ceil(whole / ranks)
+        if layout.by_tensor:
+            part = held.padded(ranks) // ranks
+            parameters += part
+        else:
+            counts = 1
+        stepped = part
+        if layout.zero == 2 and work.rounds == 1:
+            gradients = part
     if layout.zero == 3:
-        parameters = gradients = stepped = held.sharded(ranks, position["dp"])
+        parameters = gradients = stepped = held.sharded(ranks, work.position["dp"])
     return Memory(
         parameters * numbers.parameter,
         gradients * numbers.gradient,
         stepped * numbers.optimizer + counts * numbers.per_tensor,
-        activations(model, layout, sequences, numbers, position, lean),
+        activations(work, lean),
     )
 
 
@@ -205,26 +266,15 @@ def _hidden_per_token(model: Model) -> float:
     return (experts.chosen + experts.shared) * experts.hidden
 
 
-def activations(
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers = MIXED,
-    position: dict[str, int] | None = None,
-    lean: bool = True,
-) -> int:
+def activations(work: Work, lean: bool = True) -> int:
     """Bytes that a rank keeps for backward at the fullest moment, and the logits of the last stage."""
-    position = position or layout.position(0)
-    index = position["pp"]
-    layers = sum(len(layers_of(model, layout, stage)) for stage in stages_of(layout, index))
-    micro_batches = layout.micro_batches(sequences)
-    held = at_once(layout.schedule, layout.pp, index, micro_batches, layout.chunks)
+    model, layout, numbers = work.model, work.layout, work.numbers
+    held = at_once(layout.schedule, layout.pp, work.position["pp"], work.rounds, layout.chunks)
     if layout.pp == 1:
         held = 1.0
-    total = held * layers * per_layer(model, layout, numbers, lean)
-    if index == layout.pp - 1:
-        tokens = layout.micro_batch * model.context / layout.cp
-        total += tokens * model.vocabulary / layout.tp * (numbers.activation + 4)
+    total = held * len(work.blocks) * per_layer(model, layout, numbers, lean)
+    if work.last:
+        total += work.tokens_at_once * model.vocabulary / layout.tp * (numbers.activation + 4)
     if layout.recompute not in (NONE, SELECTIVE):
         kept = replace(layout, recompute=NONE)
         total += per_layer(model, kept, numbers, lean)  # the block that is computed again

@@ -20,7 +20,8 @@ class Tensor:
     Attributes:
         place: the number of its block, or FIRST or LAST.
         divided: the dimension along which tensor parallelism divides it; None where each rank has all of it.
-        experts: how many experts a stack of their weights has; expert parallelism divides these. 0: none.
+        experts: how many experts a stack of their weights (experts, out, in) has; expert parallelism divides
+            these. 0: none.
     """
 
     name: str
@@ -160,9 +161,14 @@ class Model:
 
     def _expert_mlp(self, name: str, layer: int, experts: Experts) -> Iterator[Tensor]:
         yield Tensor(f"{name}.router.weight", (experts.routed, self.width), layer)
-        matrices = 3 if self.gated else 2
-        stack = (experts.routed, matrices * experts.hidden, self.width)
-        yield Tensor(f"{name}.experts", stack, layer, experts=experts.routed)
+        wide, narrow = (
+            (experts.routed, experts.hidden, self.width),
+            (experts.routed, self.width, experts.hidden),
+        )
+        if self.gated:
+            yield Tensor(f"{name}.experts.gate", wide, layer, 1 + ROWS, experts.routed)
+        yield Tensor(f"{name}.experts.up", wide, layer, 1 + ROWS, experts.routed)
+        yield Tensor(f"{name}.experts.down", narrow, layer, 1 + COLUMNS, experts.routed)
         if experts.shared:
             yield from self._mlp(f"{name}.shared", layer, experts.shared * experts.hidden)
 
@@ -223,7 +229,8 @@ def gpt(name: str, layers: int, width: int, heads: int, vocabulary: int, context
 
 
 # Sizes: Grattafiori et al. 2024, table 3; Brown et al. 2020, table 2.1; Jiang et al. 2024 (MegaScale),
-# table 1 and section 6.1; Chowdhery et al. 2022, table 1; llm-foundry's yamls; DeepSeek-AI 2024, section 4.2.
+# table 1 and section 6.1; Korthikanti et al. 2022, table 3; Chowdhery et al. 2022, table 1; llm-foundry's
+# yamls; DeepSeek-AI 2024, section 4.2.
 MODELS = {
     "8b": Model("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
     "70b": Model("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),

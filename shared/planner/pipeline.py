@@ -26,7 +26,8 @@ def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> fl
 def at_once(schedule: str, ranks: int, index: int, micro_batches: int, chunks: int = 1) -> float:
     """Micro-batches whose activations the rank with this ``index`` holds, each of all its layers.
 
-    Narayanan et al. 2021 for interleaved stages: 1 + (ranks - 1) / (ranks x chunks) times as many.
+    With interleaved stages the first rank has 1 + (ranks - 1) / (ranks x chunks) times as many as with 1F1B
+    (Korthikanti et al. 2022, section 4.2.3).
     """
     if schedule == "GPipe":
         return float(micro_batches)

@@ -8,7 +8,7 @@ from .flops import CAUSAL, FULL, MEGATRON, PARAMETERS_ONLY, Convention, per_toke
 from .hardware import GPUS, Network
 from .layout import Layout
 from .memory import ZERO_PAPER, states
-from .models import model_named
+from .models import gpt, model_named
 from .pipeline import bubble
 from .step import step_time
 
@@ -84,6 +84,17 @@ MEGASCALE = [
 ]
 # Zero Bubble (arXiv 2401.10241), tables 4 and 5, 28.3B on 32 GPUs: micro-batches, 1F1B, ZB-2p, samples/GPU/s
 ZERO_BUBBLE = [(96, 0.76, 0.99), (128, 0.80, 1.00), (256, 0.88, 1.00)]
+# Korthikanti et al. (arXiv 2205.05198), tables 3 and 5, the last row section 6.3; s2048, vocabulary 51,200:
+# model, layers, width, heads, GPUs, sequences, seconds, MFU, HFU
+KORTHIKANTI = [
+    ("22B", 48, 6144, 64, 8, 4, 1.10, 41.5, 43.7),
+    ("175B", 96, 12288, 96, 64, 64, 13.75, 51.4, 52.8),
+    ("530B", 105, 20480, 128, 280, 280, 37.83, 56.0, 57.0),
+    ("1T", 128, 25600, 160, 512, 512, 71.49, 56.3, 57.0),
+    ("530B", 105, 20480, 128, 2240, 2240, 39.15, 54.2, None),
+]
+# Narayanan et al. (arXiv 2104.04473), section 5.1: parameters, tokens, A100s, TFLOP/s of each, days
+NARAYANAN = [(175e9, 300e9, 1024, 140, 34), (1.008e12, 450e9, 3072, 163, 84)]
 # ZeRO (arXiv 1910.02054), figure 1, 7.5B on 64 GPUs: stage, GB
 ZERO = [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)]
 # Llama 3 (arXiv 2407.21783), table 4: GPUs, length, cp, dp, sequences for each dp, TFLOP/s, MFU.
@@ -177,6 +188,12 @@ def narayanan(size: float, tokens: float, gpus: int, tflop_s: float) -> float:
     return days(tokens, gpus * tflop_s * 1e12 / (each * size))
 
 
+def megatron_mfu(layers: int, width: int, heads: int, tokens: float) -> float:
+    """Per cent of an A100, at so many tokens a second and GPU."""
+    model = gpt("GPT", layers, width, heads, 51200, 2048)
+    return 100 * utilization(per_token(model, MEGATRON), tokens, A100)
+
+
 def h100_mfu(tflop_s: float) -> float:
     return 100 * tflop_s * 1e12 / GPUS["h100"].peak
 
@@ -190,7 +207,7 @@ def operations(name: str, tokens: float) -> float:
 
 
 def rows() -> list[Row]:
-    return [*utilization_rows(), *megascale_rows(), *paper_rows(), *llama_rows()]
+    return [*utilization_rows(), *megascale_rows(), *megatron_rows(), *paper_rows(), *llama_rows()]
 
 
 def utilization_rows() -> list[Row]:
@@ -225,6 +242,23 @@ def megascale_rows() -> list[Row]:
     return found
 
 
+def megatron_rows() -> list[Row]:
+    found = []
+    for name, layers, width, heads, gpus, sequences, seconds_of_step, stated, _ in KORTHIKANTI:
+        what = f"Korthikanti et al., {name} on {gpus:,} A100: MFU"
+        off = 0.005 if seconds_of_step == 1.10 else 0.002  # as far as the seconds are rounded
+        tokens = sequences * 2048 / seconds_of_step / gpus
+        arguments = (layers, width, heads, tokens)
+        found.append(Row(MEGATRON.name, what, stated, off, megatron_mfu, arguments))
+    for name, stated in (("gpt3", 70), ("mt-nlg", 65)):  # section 5
+        what = f"Korthikanti et al., {model_named(name).name}: selective saves, %"
+        found.append(Row("scores", what, stated, 0.01, selective, (name,)))
+    for size, tokens, gpus, tflop_s, stated in NARAYANAN:
+        what = f"Narayanan et al., {size / 1e9:,.0f}B on {gpus:,} A100: days"
+        found.append(Row("recompute", what, stated, 0.01, narayanan, (size, tokens, gpus, tflop_s)))
+    return found
+
+
 def paper_rows() -> list[Row]:
     found = []
     for micro_batches, slow, fast in ZERO_BUBBLE:
@@ -237,18 +271,12 @@ def paper_rows() -> list[Row]:
             Row("states", f"ZeRO figure 1, stage {stage}: GB", stated, 0.05 / stated, zero_gb, (stage,))
         )
     one_trillion = (1e12, 1e12 / (180e3 * 3600) * 2048)  # 180 thousand hours of a GPU, on 2,048
-    small = (175e9, 300e9, 1024, 140)
-    large = (1.008e12, 450e9, 3072, 163)
     return found + [
         Row("days", "DeepSeek-V3, 2,048 H800: days for 1T", 3.7, 0.015, days, one_trillion),
         Row("active", "DeepSeek-V3: billion parameters of a token", 37, 0.02, active, ("deepseek-v3",)),
         Row("parameters", "DeepSeek-V3: parameters", 671e9, 0.001, parameters, ("deepseek-v3",)),
         Row("parameters", "PaLM: parameters", 540.35e9, 0.0001, parameters, ("palm",)),
         Row("parameters", "GPT-3: parameters", 175e9, 0.003, parameters, ("gpt3",)),
-        Row("scores", "Korthikanti et al., GPT-3: selective saves, %", 70, 0.01, selective, ("gpt3",)),
-        Row("scores", "Korthikanti et al., MT-NLG: selective saves, %", 65, 0.01, selective, ("mt-nlg",)),
-        Row("recompute", "Narayanan et al., 175B on 1,024 A100: days", 34, 0.01, narayanan, small),
-        Row("recompute", "Narayanan et al., 1T on 3,072 A100: days", 84, 0.01, narayanan, large),
     ]
 
 

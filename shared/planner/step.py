@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .flops import CAUSAL, CONVENTIONS, SELECTIVE, per_token, utilization
 from .hardware import Gpu, Network, seconds
-from .layout import RING, Layout, layers_of, stages_of
+from .layout import RING, Layout, blocks_of
 from .memory import MIXED, Numbers
 from .models import Model
 from .pipeline import bubble
@@ -83,8 +83,7 @@ def slowest_share(model: Model, layout: Layout) -> float:
     head = model.vocabulary * model.width / parameters
     shares = []
     for index in range(layout.pp):
-        layers = sum(len(layers_of(model, layout, stage)) for stage in stages_of(layout, index))
-        share = layers / model.layers * (1 - head)
+        share = len(blocks_of(model, layout, index)) / model.layers * (1 - head)
         shares.append(share + head if index == layout.pp - 1 else share)
     return max(shares)
 

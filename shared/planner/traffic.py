@@ -6,8 +6,8 @@ what it has to send.
 
 import math
 
-from .layout import GATHER, RING, Layout, layers_of, stages_of
-from .memory import MIXED, Held, Numbers, held_by
+from .layout import GATHER, RING, Layout
+from .memory import MIXED, Held, Numbers, Work, work_of
 from .models import Model
 
 Traffic = dict[tuple[str, str], tuple[int, int]]  # {(dimension, collective): (calls, bytes handed in)}
@@ -22,14 +22,10 @@ def traffic_of(
     position: dict[str, int] | None = None,
 ) -> Traffic:
     """What a rank, by default the first, calls in a step over so many sequences of all ranks together."""
-    position = position or layout.position(0)
-    held = held_by(model, layout, position)
+    work = work_of(model, layout, sequences, numbers, position)
     found: Traffic = {}
-    _add_data(found, layout, held, layout.micro_batches(sequences), numbers, position)
-    _add_tensor(found, model, layout, sequences, numbers, position, held)
-    _add_pipeline(found, model, layout, sequences, numbers, position)
-    _add_context(found, model, layout, sequences, numbers, position, held)
-    _add_experts(found, model, layout, sequences, numbers, position)
+    for add in (_add_data, _add_tensor, _add_pipeline, _add_context, _add_experts):
+        add(found, work)
     return {key: (calls, size) for key, (calls, size) in found.items() if calls}
 
 
@@ -52,37 +48,29 @@ def buckets(held: Held, numbers: Numbers) -> int:
     return count + (filled > 0)
 
 
-def _add_data(
-    found: Traffic,
-    layout: Layout,
-    held: Held,
-    micro_batches: int,
-    numbers: Numbers,
-    position: dict[str, int],
-) -> None:
-    size = held.numbers * numbers.gradient
-    if layout.dp > 1 and layout.zero == 0:
-        _add(found, "dp", "all_reduce", buckets(held, numbers), size)
-    elif layout.dp > 1 and layout.zero in (1, 2):
-        part = math.ceil(held.numbers / layout.dp)
-        _add(found, "dp", "reduce_scatter", 1, part * layout.dp * numbers.gradient)
-        _add(found, "dp", "all_gather", 1, part * numbers.parameter)
+def _add_data(found: Traffic, work: Work) -> None:
+    layout, held, numbers = work.layout, work.held, work.numbers
+    tensors = len(held.tensors)
+    if layout.zero == 0:
+        calls = tensors if layout.by_tensor else buckets(held, numbers)
+        for name in ("dp", "replicate"):
+            if getattr(layout, name) > 1:
+                _add(found, name, "all_reduce", calls, held.numbers * numbers.gradient)
     elif layout.zero == 3:
-        _add_sharded(found, layout, held, micro_batches, numbers, position)
-    if layout.replicate > 1 and layout.zero == 0:
-        _add(found, "replicate", "all_reduce", buckets(held, numbers), size)
+        _add_sharded(found, work)
+    elif layout.dp > 1:
+        calls = tensors if layout.by_tensor else 1
+        whole = (
+            held.padded(layout.dp) if layout.by_tensor else math.ceil(held.numbers / layout.dp) * layout.dp
+        )
+        _add(found, "dp", "reduce_scatter", calls, whole * numbers.gradient)
+        _add(found, "dp", "all_gather", calls, whole // layout.dp * numbers.parameter)
 
 
-def _add_sharded(
-    found: Traffic,
-    layout: Layout,
-    held: Held,
-    micro_batches: int,
-    numbers: Numbers,
-    position: dict[str, int],
-) -> None:
+def _add_sharded(found: Traffic, work: Work) -> None:
     """FSDP2. With resharding, each micro-batch gathers a block for forward and again for backward."""
-    rounds = micro_batches if layout.resharding else 1
+    layout, held, numbers = work.layout, work.held, work.numbers
+    rounds = work.rounds if layout.resharding else 1
     padded = held.sharded(layout.dp, 0)
     units = held.units
     again = layout.resharding
@@ -96,69 +84,41 @@ def _add_sharded(
         _add(found, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.gradient)
 
 
-def _tokens(model: Model, layout: Layout, sequences: int) -> float:
-    """That a rank computes in a step."""
-    return sequences / layout.readers * model.context / layout.cp
-
-
-def _own_layers(model: Model, layout: Layout, index: int) -> int:
-    return sum(len(layers_of(model, layout, stage)) for stage in stages_of(layout, index))
-
-
-def _add_tensor(
-    found: Traffic,
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers,
-    position: dict[str, int],
-    held: Held,
-) -> None:
+def _add_tensor(found: Traffic, work: Work) -> None:
     """Two all-reduces in each block and direction, one for the embedding, one for the head, 3 for the loss.
 
     With sequence parallelism each becomes a reduce-scatter and an all-gather, the one in forward, the other
     in backward at the same place, and one more all-reduce adds up the gradients of what is not divided.
     """
+    layout, numbers, rounds, tokens = work.layout, work.numbers, work.rounds, work.tokens
     if layout.tp == 1:
         return
-    index = position["pp"]
-    first, last = index == 0, index == layout.pp - 1
-    rounds = layout.micro_batches(sequences)
-    of_activations = 4 * _own_layers(model, layout, index) + first + last
-    tokens = _tokens(model, layout, sequences)
-    size = tokens * model.width * numbers.activation
+    of_activations = 4 * len(work.blocks) + work.first + work.last
+    size = tokens * work.model.width * numbers.activation
     if layout.sequence_parallel:
         _add(found, "tp", "reduce_scatter", rounds * of_activations, of_activations * size)
         _add(found, "tp", "all_gather", rounds * of_activations, of_activations * size / layout.tp)
-        _add(found, "tp", "all_reduce", 1, held.undivided * numbers.gradient)
+        _add(found, "tp", "all_reduce", 1, work.held.undivided * numbers.gradient)
     else:
         _add(found, "tp", "all_reduce", rounds * of_activations, of_activations * size)
-    if last:
+    if work.last:
         # The largest logit of each token, and two sums, which are taken in float32 at least.
         _add(found, "tp", "all_reduce", rounds, tokens * numbers.activation)
         _add(found, "tp", "all_reduce", 2 * rounds, 2 * tokens * max(4, numbers.activation))
 
 
-def _add_pipeline(
-    found: Traffic,
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers,
-    position: dict[str, int],
-) -> None:
+def _add_pipeline(found: Traffic, work: Work) -> None:
     """Activations at each border forward, their gradients backward; the tied weight's gradients are added."""
+    model, layout, numbers = work.model, work.layout, work.numbers
     if layout.pp == 1:
         return
-    index = position["pp"]
-    first, last = index == 0, index == layout.pp - 1
-    borders = 2 * layout.chunks - first - last
+    borders = 2 * layout.chunks - work.first - work.last
     between = layout.tp if layout.sequence_parallel else 1
-    size = _tokens(model, layout, sequences) * model.width * numbers.activation / between
-    calls = borders * layout.micro_batches(sequences)
+    size = work.tokens * model.width * numbers.activation / between
+    calls = borders * work.rounds
     _add(found, "pp", "send", calls, borders * size)
     _add(found, "pp", "recv", calls, borders * size)
-    if model.tied and (first or last):
+    if model.tied and (work.first or work.last):
         weight = next(model.tensors())
         rows = weight.shape[0] // layout.tp
         if layout.zero == 3:
@@ -166,20 +126,11 @@ def _add_pipeline(
         _add(found, "pp", "all_reduce", 1, rows * weight.shape[1] * numbers.gradient)
 
 
-def _add_context(
-    found: Traffic,
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers,
-    position: dict[str, int],
-    held: Held,
-) -> None:
+def _add_context(found: Traffic, work: Work) -> None:
+    model, layout, numbers = work.model, work.layout, work.numbers
     if layout.cp == 1:
         return
-    layers = _own_layers(model, layout, position["pp"])
-    rounds = layout.micro_batches(sequences)
-    tokens = _tokens(model, layout, sequences)
+    layers, rounds, tokens = len(work.blocks), work.rounds, work.tokens
     keys = 2 * tokens * model.kv_heads * model.head_width / layout.tp * numbers.activation
     queries = tokens * model.heads * model.head_width / layout.tp * numbers.activation
     if layout.context == RING:
@@ -192,29 +143,20 @@ def _add_context(
     else:
         _add(found, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
     # With ZeRO, dp and cp are one group for parameters and gradients; here they are two.
-    size = held.numbers * numbers.gradient
+    size = work.held.numbers * numbers.gradient
     if layout.zero == 3:
-        size = held.sharded(layout.dp, position["dp"]) * numbers.gradient
+        size = work.held.sharded(layout.dp, work.position["dp"]) * numbers.gradient
     _add(found, "cp", "all_reduce", 1, size)
 
 
-def _add_experts(
-    found: Traffic,
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers,
-    position: dict[str, int],
-) -> None:
+def _add_experts(found: Traffic, work: Work) -> None:
     """The mean over the ranks: counts, rows to the experts and back, and their gradients."""
-    if layout.ep == 1 or model.experts is None:
+    model, layout, numbers = work.model, work.layout, work.numbers
+    experts = model.experts
+    if layout.ep == 1 or experts is None:
         return
-    own = range(model.experts.dense_layers, model.layers)
-    stages = stages_of(layout, position["pp"])
-    layers = sum(layer in own for stage in stages for layer in layers_of(model, layout, stage))
-    rounds = layout.micro_batches(sequences)
-    rows = model.experts.chosen * _tokens(model, layout, sequences) * model.width * numbers.activation
-    counts = 8 * model.experts.routed * rounds
-    _add(found, "ep", "all_to_all", 5 * layers * rounds, layers * (counts + 4 * rows))
-    dense = held_by(model, layout, position).dense
-    _add(found, "ep", "all_reduce", 1, dense * numbers.gradient)
+    layers = sum(layer >= experts.dense_layers for layer in work.blocks)
+    rows = experts.chosen * work.tokens * model.width * numbers.activation
+    counts = 8 * experts.routed * work.rounds
+    _add(found, "ep", "all_to_all", 5 * layers * work.rounds, layers * (counts + 4 * rows))
+    _add(found, "ep", "all_reduce", 1, work.held.dense * numbers.gradient)

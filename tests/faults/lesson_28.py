@@ -38,13 +38,23 @@ FAULTS: list[Fault] = [
         "planned was [1649664, 412416, 824836]",
         ranks=4,
     ),
+    Fault("28_lessons", "chosen=cfg.k", "chosen=1", "EP: all ranks called {('ep', 'all_reduce')", ranks=4),
     Fault(
         "28_any_rank",
         "hidden=53248",
         "hidden=53249",
         "the script's model has",
         ranks=0,
-        arguments=("--ranks", "8192", "--rank", "5003"),
+        arguments=("5003/8192",),
+    ),
+    Fault(
+        "28_train",
+        '    "mlp": ENTER,\n',
+        "",
+        "rank 5003 of 8192: ('tp', 'all_reduce') is (",
+        run="28_any_rank",
+        ranks=0,
+        arguments=("5003/8192",),
     ),
 ]
 
