@@ -121,7 +121,7 @@ def test_a_bad_number_or_title_is_refused(number: str, title: str, told: str, co
 def test_a_refusal_is_told_in_one_line_and_writes_nothing(course: Path):
     done = make_lesson(course, "-1")
     assert done.returncode == 1
-    expected = "N must be two digits, not '-1': make lesson N=14 TITLE=\"Less communication\"\n"
+    expected = "N must be two digits, not '-1': make lesson N=29 TITLE=\"Another lesson\"\n"
     assert done.stdout == expected
     assert differences(course) == {}
 

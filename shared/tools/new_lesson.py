@@ -1,4 +1,4 @@
-"""``make lesson N=14 TITLE="Less communication"``: a lesson's skeleton, which runs and keeps all rules.
+"""``make lesson N=29 TITLE="Another lesson"``: a lesson's skeleton, which runs and keeps all rules.
 
 What an author has to replace is marked by the word TODO. A test lists what is left of these.
 """
@@ -42,11 +42,11 @@ def skeleton(number: str, title: str) -> dict[str, str]:
         InputError: the number is not two digits, or the title cannot be one.
     """
     if not re.fullmatch(r"[0-9]{2}", number):
-        raise InputError(f'N must be two digits, not {number!r}: make lesson N=14 TITLE="Less communication"')
+        raise InputError(f'N must be two digits, not {number!r}: make lesson N=29 TITLE="Another lesson"')
     if not TITLE.fullmatch(title):
         raise InputError(
             f"TITLE must begin with a capital and hold letters, digits and spaces, not {title!r}: "
-            'make lesson N=14 TITLE="Less communication"'
+            'make lesson N=29 TITLE="Another lesson"'
         )
     slug = re.sub(r"\W+", "_", title.lower()).strip("_")
 
