@@ -20,11 +20,15 @@ memory or the launch itself. In ``arguments``, ``options`` (of torchrun, such as
 A lab that needs what another run leaves behind names that in ``before``: a lab and its arguments, launched
 warm in the same folder, however that ends.
 
+A lab that runs only where certain programs are says so by ``missing``: what it returns is why the fault is
+skipped here, if anything.
+
 Try one: ``.venv/bin/python -m pytest tests/test_planted_faults.py -k 05_ring``. A lab that has no fault yet
 stands in the ``STILL_WITHOUT`` of its lesson's file. These lists may only shrink: a name that has a fault is
 an error, too.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +52,7 @@ class Fault:
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     before: tuple[str, ...] = ()
+    missing: Callable[[], str | None] | None = None
 
     @property
     def lab_to_run(self) -> str:

@@ -1,0 +1,203 @@
+"""Check of exercise 27. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py
+
+The script is run by bash, with stand-ins for srun, scontrol and torchrun that note what they are asked for.
+Where Slurm is installed, rank 0 submits it to one, too; there, only torchrun is a stand-in.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from shared.runtime.errors import CourseError
+from shared.runtime.exercises import Wrong, check_exercise
+from shared.runtime.group import Group
+from shared.runtime.job_script import options_of, run_by_bash
+from shared.runtime.slurm import ENDED, Slurm, missing
+
+NODES = ("n1", "n2")
+GPUS = 4  # of a node
+FAILS = 3  # exit code of torchrun in the first attempt
+LIMIT_S = 60.0
+STAND_INS = {
+    "torchrun": """#!/bin/bash
+note=$(mktemp "$NOTES/XXXXXXXX")
+printf '%s\\0' "$SLURMD_NODENAME" "$@" > "$note"
+echo "attempt ${SLURM_RESTART_COUNT:-0}"
+exit "$(cat "$NOTES/../code")"
+""",
+    "python": """#!/bin/bash
+if [ "$1 $2" = "-m torch.distributed.run" ]; then shift 2; exec torchrun "$@"; fi
+exec @python@ "$@"
+""",
+    "hostname": """#!/bin/bash
+echo "$SLURMD_NODENAME"
+""",
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """One call of torchrun: on which node, and with which options."""
+
+    node: str
+    nnodes: str
+    ranks: str
+    meet: str  # where the nodes look for each other
+    name: str
+
+    @property
+    def host(self) -> str:
+        return self.meet.rpartition(":")[0] or self.meet
+
+
+def start_of(note: bytes) -> Start:
+    node, *words = note.decode().split("\0")[:-1]
+    options = [
+        word.replace("_", "-") if word.startswith("--") and "=" not in word else word for word in words
+    ]
+    pairs = [word.partition("=") for word in options]
+    options = [f"{name.replace('_', '-')}{sign}{value}" for name, sign, value in pairs]
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default="1")
+    parser.add_argument("--nproc-per-node", default="1")
+    parser.add_argument("--rdzv-endpoint", default="")
+    parser.add_argument("--rdzv-id", default="none")
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    known, _ = parser.parse_known_args(options)
+    meet = known.rdzv_endpoint or known.master_addr
+    return Start(node, known.nnodes, known.nproc_per_node, meet, known.rdzv_id)
+
+
+class Trial:
+    """A folder with the script, the stand-ins and what they note."""
+
+    def __init__(self, script: str, folder: Path) -> None:
+        self.folder = folder
+        self.notes = folder / "notes"
+        self.notes.mkdir()
+        self.script = folder / "job.sh"
+        self.script.write_text(script, encoding="utf-8")
+        programs = folder / "programs"
+        programs.mkdir()
+        for name, text in STAND_INS.items():
+            text = text.replace("@python@", shlex.quote(sys.executable))
+            (programs / name).write_text(text, encoding="utf-8")
+            (programs / name).chmod(0o755)
+        shutil.copy(programs / "python", programs / "python3")
+        path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])
+        self.environment = {"PATH": path, "NOTES": str(self.notes)}
+
+    def torchrun_ends_with(self, code: int) -> None:
+        (self.folder / "code").write_text(str(code), encoding="utf-8")
+        for note in self.notes.iterdir():
+            note.unlink()
+
+    def attempt_without_slurm(self, options: argparse.Namespace, code: int) -> int:
+        """Run the script by bash; return its exit code."""
+        self.torchrun_ends_with(code)
+        return run_by_bash(self.script, options, NODES, GPUS, self.environment, LIMIT_S)
+
+    def starts(self) -> list[Start]:
+        starts = [start_of(note.read_bytes()) for note in self.notes.iterdir()]
+        return sorted(starts, key=lambda start: start.node)
+
+
+# --- What is to be seen ---
+
+
+def check_starts(starts: list[Start]) -> None:
+    """Raise Wrong unless torchrun was started once on each node, and the ranks can meet."""
+    if not starts:
+        raise Wrong("torchrun is never started")
+    counts = Counter(start.node for start in starts)
+    for node in NODES:
+        if counts[node] == 0:
+            raise Wrong(f"torchrun is not started on {node}: a job script runs on the first node only")
+    for node in NODES:
+        if counts[node] > 1:
+            ranks = f"{counts[node]} x {starts[0].ranks} ranks for {GPUS} GPUs"
+            raise Wrong(f"torchrun is started {counts[node]} times on {node}: {ranks}")
+    for start in starts:
+        check_options(start)
+    if len({start.meet for start in starts}) > 1:
+        places = " and ".join(sorted(start.meet for start in starts))
+        raise Wrong(f"the nodes do not meet: they look for each other at {places}")
+    if starts[0].host not in NODES:
+        raise Wrong(f"the nodes look for each other at {starts[0].host!r}, which is none of them")
+    if len({start.name for start in starts}) > 1:
+        raise Wrong("the nodes do not meet: their --rdzv-id differ")
+
+
+def check_options(start: Start) -> None:
+    if start.nnodes not in (str(len(NODES)), f"{len(NODES)}:{len(NODES)}"):
+        raise Wrong(f"torchrun waits for {start.nnodes} nodes, the job has {len(NODES)}")
+    if start.ranks not in (str(GPUS), "gpu", "auto"):
+        raise Wrong(f"torchrun starts {start.ranks} ranks on {start.node}, which has {GPUS} GPUs")
+    if start.host == "localhost" or start.host.startswith("127."):
+        raise Wrong(f"{start.node} looks for the other node at {start.host}, that is on itself")
+
+
+def check_with_stand_ins(script: str, folder: Path) -> None:
+    try:
+        options = options_of(script)
+    except CourseError as error:
+        raise Wrong(str(error)) from None
+    if options.nodes != len(NODES) or options.gpus_per_node.rpartition(":")[2] != str(GPUS):
+        raise Wrong(f"the job is to have {len(NODES)} nodes with {GPUS} GPUs each")
+    trial = Trial(script, folder)
+    code = trial.attempt_without_slurm(options, FAILS)
+    check_starts(trial.starts())
+    if code == 0:
+        raise Wrong(f"torchrun ends with exit code {FAILS}, the job with 0: for Slurm it has succeeded")
+    if trial.attempt_without_slurm(options, 0) != 0:
+        raise Wrong("torchrun ends with exit code 0, the job does not: for Slurm it has failed")
+    if not options.requeue:
+        raise Wrong("after the loss of a node the job is not queued again: the script does not ask for it")
+    if options.open_mode not in ("append", "a"):
+        raise Wrong("the log of the first attempt is gone after the second: it is not opened to append")
+
+
+def check_with_slurm(script: str, folder: Path) -> None:
+    """Two attempts of one job on a real Slurm: the first fails, is requeued, and the second succeeds."""
+    trial = Trial(script, folder)
+    with Slurm(NODES, gpus=GPUS, **trial.environment) as slurm:
+        trial.torchrun_ends_with(FAILS)
+        number = slurm.submit(str(trial.script), folder=folder)
+        slurm.until(lambda: slurm.state(number) in ENDED, "the end of the first attempt")
+        check_starts(trial.starts())
+        if slurm.state(number) != "FAILED":
+            raise Wrong(
+                f"torchrun ends with exit code {FAILS}, and Slurm calls the job {slurm.state(number)}"
+            )
+        trial.torchrun_ends_with(0)
+        slurm.call("scontrol", "requeue", number)
+        slurm.start_now(number)
+        slurm.until(lambda: slurm.state(number) in ENDED, "the end of the second attempt")
+        if slurm.state(number) != "COMPLETED":
+            raise Wrong(f"torchrun ends with exit code 0, and Slurm calls the job {slurm.state(number)}")
+        log = Path(slurm.job(number)["StdOut"]).read_text(encoding="utf-8")
+        if log.count("attempt 0") != len(NODES) or log.count("attempt 1") != len(NODES):
+            raise Wrong("the log does not hold what both attempts have printed")
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    script = answer.job_script()
+    with tempfile.TemporaryDirectory() as name:
+        check_with_stand_ins(script, Path(name))
+    reason = missing()
+    if reason is None and group.rank == 0:
+        with tempfile.TemporaryDirectory() as name:
+            check_with_slurm(script, Path(name))
+    where = "not run by Slurm: none is here" if reason else "run by Slurm, too"
+    return f"{len(NODES)} nodes, {len(NODES) * GPUS} ranks, five faults mended; {where}. Well done."
+
+
+if __name__ == "__main__":
+    check_exercise("27_sbatch", verify, timeout_s=LIMIT_S)

@@ -1,0 +1,24 @@
+# accepted: srun in the background, so that a trap can act while it runs
+"""Waits for srun instead of being it."""
+
+JOB_SCRIPT = r"""#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --time=04:00:00
+#SBATCH --output=train-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
+srun --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
+  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:29500" \
+  train.py --checkpoints="run-$SLURM_JOB_ID" &
+wait "$!"
+"""
+
+
+def job_script() -> str:
+    return JOB_SCRIPT

@@ -1,0 +1,21 @@
+# rejected: the log of the first attempt is gone after the second
+"""Opens the log anew in each attempt."""
+
+JOB_SCRIPT = r"""#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --time=04:00:00
+#SBATCH --output=train-%j.log
+#SBATCH --requeue
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
+  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:29500" \
+  train.py --checkpoints="run-$SLURM_JOB_ID"
+"""
+
+
+def job_script() -> str:
+    return JOB_SCRIPT

@@ -1,0 +1,196 @@
+"""The training script under a real Slurm: out of time, preempted, a node lost; it ends equal each time.
+
+The job script is labs/lab_27_train.sbatch, the training script labs/lab_10_train.py, both as they are. What
+this lab asks of an end, it asks as labs/lab_13_requeue.py does.
+
+Run it:      python labs/lab_27_slurm.py
+Written by:  notebooks/27_many_machines.ipynb
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from lab_13_requeue import Attempt, assert_same_end, attempts_in, expect, newest
+
+from shared.runtime.errors import CourseError
+from shared.runtime.results import record_results
+from shared.runtime.run import die_with_launcher, run
+from shared.runtime.slurm import ADDRESSES, ENDED, Slurm, missing
+
+HERE = Path(__file__).resolve().parent
+JOB_SCRIPT = HERE / "lab_27_train.sbatch"
+SCRIPT = HERE / "lab_10_train.py"
+ON_CPUS = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Steps are counted when they are done."""
+
+    nodes: tuple[str, ...] = ADDRESSES  # three; the job takes two of them
+    epochs: int = 6
+    steps: int = 174  # 6 epochs of 29
+    save_every: int = 7
+    events: tuple[int, int, int] = (30, 60, 90)  # the step after which a job is held, and something happens
+    tolerance: float = 1e-12
+
+    def options(self, checkpoints: Path) -> list[str]:
+        """Of the script. In float64, so that rounding does not hide a mistake."""
+        numbers = [f"--epochs={self.epochs}", f"--save-every={self.save_every}", "--log-every=1"]
+        return ["--float64", "--augment", *numbers, f"--checkpoints={checkpoints}"]
+
+
+class Job:
+    """The training, as a job of two nodes with one rank each."""
+
+    def __init__(self, slurm: Slurm, folder: Path, cfg: Config) -> None:
+        self.slurm = slurm
+        self.checkpoints = folder / "run"
+        options = cfg.options(self.checkpoints)
+        self.number = slurm.submit(str(JOB_SCRIPT), str(SCRIPT), *options, folder=folder)
+        self.log = folder / f"train-{self.number}.log"
+        self.errors = folder / f"train-{self.number}.err"
+
+    def attempts(self) -> list[Attempt]:
+        return attempts_in(self.log.read_text(encoding="utf-8")) if self.log.is_file() else []
+
+    def state(self) -> str:
+        return self.slurm.state(self.number)
+
+    def until_step(self, attempt: int, step: int) -> None:
+        """Until an attempt, counted from 0, has done ``step`` steps."""
+
+        def reached() -> bool:
+            attempts = self.attempts()
+            if len(attempts) > attempt and attempts[attempt].last >= step:
+                return True
+            if self.state() in ENDED:
+                raise CourseError(f"{self.said()}\nthe job ended before step {step}: {self.state()}")
+            return False
+
+        self.slurm.until(reached, f"step {step}")
+
+    def ranks(self) -> dict[str, psutil.Process]:
+        """{node: the rank that runs there}."""
+        found = {}
+        for node in self.slurm.nodes:
+            for pid in self.slurm.processes_of(node):
+                process = psutil.Process(pid)
+                if "RANK" in process.environ():
+                    found[node] = process
+        return found
+
+    def hold(self) -> list[str]:
+        """Stop the ranks where they are: they would be done before Slurm acts. Slurm itself lets them go on,
+        by SIGCONT before each SIGTERM. Returns their nodes."""
+        ranks = self.ranks()
+        for process in ranks.values():
+            process.suspend()
+        return sorted(ranks)
+
+    def starts_again(self) -> None:
+        """Wait until Slurm has put it into the queue again, and spare it the wait there."""
+        self.slurm.start_now(self.number)
+
+    def said(self) -> str:
+        return self.errors.read_text(encoding="utf-8")[-2000:] if self.errors.is_file() else ""
+
+
+# --- What happens to the job ---
+
+
+def out_of_time(job: Job, cfg: Config) -> str:
+    """SIGUSR1 to the job script, as --signal=B:USR1@300 asks for 5 minutes before the end of its time."""
+    job.slurm.call("scancel", "--signal=USR1", "--batch", job.number)
+    return "SIGUSR1 to the job script"
+
+
+def preempted(job: Job, cfg: Config) -> str:
+    """Another job comes, in a partition that goes first, and wants all nodes for itself."""
+    nodes = f"--nodes={len(cfg.nodes)}"
+    more = ["--partition=urgent", "--exclusive", "--output=urgent.log", "--wrap=echo urgent"]
+    urgent = job.slurm.submit(nodes, *more, folder=job.log.parent)
+    job.slurm.until(lambda: job.slurm.state(urgent) == "COMPLETED", "the urgent job's end")
+    return "preemption"
+
+
+def node_lost(job: Job, cfg: Config) -> str:
+    """All that runs on the second node dies at once. Slurm notices after SlurmdTimeout, by default 300 s;
+    a health check, or an operator, tells it earlier."""
+    (*_, second) = job.ranks()
+    job.slurm.kill_node(second)
+    job.slurm.call("scontrol", "update", f"NodeName={second}", "State=DOWN", "Reason=lost")
+    return "loss of a node"
+
+
+EVENTS = (out_of_time, preempted, node_lost)
+
+
+def go_through(job: Job, cfg: Config) -> list[dict]:
+    """All events, one in each attempt; returns a row for each attempt."""
+    rows = []
+    for number, (event, step) in enumerate(zip(EVENTS, cfg.events, strict=True)):
+        job.until_step(number, step)
+        nodes = job.hold()
+        ended_by = event(job, cfg)
+        job.starts_again()
+        attempt = job.attempts()[number]
+        kept = newest(job.checkpoints)
+        rows.append({"nodes": nodes, "first": attempt.first, "last": attempt.last, "kept": kept})
+        rows[-1]["ended by"] = ended_by
+        lost = attempt.last - kept
+        if event is not node_lost:
+            expect(f"steps lost by {ended_by}", lost, 0)
+        elif not 0 <= lost <= 2 * cfg.save_every:
+            raise CourseError(f"the node cost {lost} steps, although every {cfg.save_every} steps were saved")
+    job.slurm.until(lambda: job.state() in ENDED, "the end of the job")
+    last = job.attempts()[-1]
+    nodes = job.slurm.job(job.number)["NodeList"]
+    rows.append({"nodes": [nodes], "first": last.first, "last": last.last, "ended by": "the end"})
+    return rows
+
+
+def check(job: Job, rows: list[dict], cfg: Config) -> None:
+    for before, after in zip(rows, rows[1:], strict=False):
+        expect("the next attempt goes on from step", after["first"], before["kept"])
+    end = job.slurm.job(job.number)
+    expect("state of the job", end["JobState"], "COMPLETED")
+    expect("exit code of the job", end["ExitCode"], "0:0")
+    expect("requeues that Slurm counted", end["Restarts"], str(len(EVENTS)))
+
+
+def main(cfg: Config) -> None:
+    reason = missing()
+    if reason:
+        print(f"not run here: {reason}")
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = cfg.options(folder / "unbroken")
+        unbroken = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **ON_CPUS},
+            preexec_fn=die_with_launcher,
+        )
+        with Slurm(cfg.nodes, **ON_CPUS) as slurm:
+            job = Job(slurm, folder, cfg)
+            rows = go_through(job, cfg)
+            check(job, rows, cfg)
+        expect("exit code of the unbroken run", unbroken.wait(), 0)
+        assert_same_end(job.checkpoints, folder / "unbroken", cfg)
+    for number, row in enumerate(rows, start=1):
+        print(f"attempt {number}: ended by {row['ended by']}")
+    print(f"one job, {len(EVENTS)} requeues, exit code 0; the log of all attempts is one file")
+    print(f"weights and momentum equal those of the unbroken run within {cfg.tolerance:.0e}")
+    record_results("lab_27_slurm", {"rows": rows, "steps": cfg.steps})
+
+
+if __name__ == "__main__":
+    run(main, Config())

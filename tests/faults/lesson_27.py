@@ -1,0 +1,61 @@
+"""Planted faults of lesson 27; the form is described in ``tests/faults/__init__.py``."""
+
+from shared.runtime import slurm
+from tests.faults import Fault
+
+# Machines, wires, launches.
+HOSTS: list[Fault] = [
+    Fault(
+        "27_broken",
+        'f"127.0.1.1 {host.name}"',
+        'f"{host.address} {host.name}"',
+        "all ranks were to fail, but they say",
+        launch="python",
+        ranks=0,
+    ),
+    Fault(
+        "27_hosts",
+        "HEADERS = 14 + 20 + 32",
+        "HEADERS = 14 + 20 + 20",
+        "bytes were sent, the network card has counted",
+        launch="python",
+        ranks=0,
+    ),
+    Fault(
+        "27_launch",
+        '"GLOO_SOCKET_IFNAME": "eth0"',
+        '"GLOO_SOCKET_IFNAME": "eth1"',
+        "Unable to find address for: eth1",
+        launch="python",
+        ranks=0,
+    ),
+    Fault(
+        "27_who",
+        'mine["name"] = socket.gethostname()',
+        'mine["name"] = socket.gethostname() + str(mine["RANK"])',
+        "machine 0 has several names",
+    ),
+    Fault(
+        "27_wire",
+        "return 2 * (n - 1) / n * size",
+        "return (n - 1) / n * size",
+        "bytes went out, the formula says",
+        launch="python",
+        ranks=0,
+    ),
+]
+SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
+    Fault(
+        "27_slurm",
+        '"--signal=USR1", "--batch"',
+        '"--signal=USR1"',
+        "the job is not queued again: FAILED",
+        ranks=0,
+        launch="python",
+        missing=slurm.missing,
+    ),
+]
+
+FAULTS: list[Fault] = [*HOSTS, *SCHEDULERS]
+
+STILL_WITHOUT: list[str] = []
