@@ -1,0 +1,172 @@
+"""Lesson 27: hosts are gone however a lab ends, and its checks of places and wires can fail."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from shared.runtime.errors import CourseError
+from shared.runtime.loading import load_file
+from tests.helpers import ROOT, environment, python
+from tests.processes import wait_until
+
+LABS = ROOT / "labs"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(LABS))
+    return load_file(LABS / f"{name}.py")
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("lab_27_hosts", monkeypatch)
+
+
+@pytest.fixture
+def possible(hosts: ModuleType) -> None:
+    missing = hosts.what_is_missing()
+    if missing:
+        pytest.skip(missing)
+
+
+# --- Where hosts cannot be made ---
+
+
+def test_another_system_is_told(hosts: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "Linux" in hosts.what_is_missing()
+
+
+def test_the_package_that_is_missing_is_told(hosts: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None if tool == "tc" else tool)
+    assert hosts.what_is_missing() == "the command tc was not found: install the package iproute2"
+
+
+def test_what_is_not_allowed_is_told(hosts: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(hosts, "ANY_WIRE", "echo Operation not permitted >&2; exit 1")
+    told = hosts.what_is_missing()
+    assert "not permitted" in told or "not allowed" in told
+    assert told.endswith("be root, or start a container with --privileged")
+
+
+@pytest.mark.slow
+def test_a_lab_that_cannot_make_hosts_says_so_and_ends_well(tmp_path: Path):
+    done = python(LABS / "lab_27_hosts.py", PATH="/nonexistent", RANK_BY_RANK_RESULTS=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines() == [
+        "left out: the command unshare was not found: install the package util-linux"
+    ]
+
+
+# --- Nothing is left ---
+
+
+class MarkedProcesses:
+    """The processes whose environment names ``folder``, whatever their parents are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = f"RANK_BY_RANK_RESULTS={folder}".encode()
+
+    def commands(self) -> list[list[bytes]]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if self.mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().split(b"\0"))
+            except OSError:
+                continue  # it has ended meanwhile
+        return found
+
+    def ranks(self) -> int:
+        """How many processes run the first script that the lab launches, agents not counted."""
+        script = str(LABS / "lab_27_who.py").encode()
+        return sum(script in words and b"torch.distributed.run" not in words for words in self.commands())
+
+
+@pytest.fixture
+def launch(possible: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, MarkedProcesses]]:
+    """The lab that starts torchrun on two hosts, when ranks run on both."""
+    settings = environment(RANK_BY_RANK_RESULTS=str(tmp_path), TMPDIR=str(tmp_path))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    lab = subprocess.Popen([sys.executable, LABS / "lab_27_launch.py", "1"], env=settings, **quiet)
+    marked = MarkedProcesses(tmp_path)
+    try:
+        wait_until(lambda: marked.ranks() >= 2 or lab.poll() is not None, "ranks run on both hosts")
+        assert lab.poll() is None
+        yield lab, marked
+    finally:
+        lab.kill()
+        lab.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_no_host_is_left(number: int, launch: tuple[subprocess.Popen, MarkedProcesses]):
+    lab, marked = launch
+    assert len(marked.commands()) > 6  # the lab, hosts, agents and ranks
+    lab.send_signal(number)
+    assert lab.wait() == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not marked.commands(), "no process of the lab is left, and so no namespace")
+
+
+def test_a_host_that_fails_takes_the_others_along(possible: None, hosts: ModuleType):
+    with pytest.raises(CourseError, match="node-b: false"), hosts.network(2) as net:
+        first = net.hosts[0].pid
+        net.hosts[1].ask("false")
+    assert not Path(f"/proc/{first}").exists()
+
+
+# --- The checks can fail ---
+
+
+def place(rank: int, local_rank: int, machine: int, name: str) -> dict:
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "GROUP_RANK": machine,
+        "LOCAL_WORLD_SIZE": 1,
+        "GROUP_WORLD_SIZE": 2,
+        "name": name,
+    }
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (place(1, 0, 1, "b"), []),
+        (place(1, 0, 1, "a"), ["two agents run on one machine: was this what you wanted?"]),
+        (place(1, 1, 1, "b"), ["machine 1: its ranks do not count from 0"]),
+        (place(1, 0, 2, "b"), ["the numbers of the machines are [0, 2]"]),
+    ],
+)
+def test_places_that_are_wrong_are_found(second: dict, expected: list, monkeypatch: pytest.MonkeyPatch):
+    who = load("lab_27_who", monkeypatch)
+    assert who.problems([place(0, 0, 0, "a"), second]) == expected
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("lab_27_wire", monkeypatch)
+
+
+@pytest.mark.parametrize("measured", [999_999, 1_000_000 + 32 * 1024 + 1_449])
+def test_bytes_too_few_or_too_many_are_found(measured: int, wire: ModuleType):
+    wire.assert_bytes("x", 1_000_000, 1_000_000, 0, wire.Config())
+    wire.assert_bytes("x", 1_000_000 + 32 * 1024 + 1_448, 1_000_000, 1_448, wire.Config())
+    with pytest.raises(CourseError, match="the formula says 1,000,000"):
+        wire.assert_bytes("x", measured, 1_000_000, 1_448, wire.Config())
+
+
+def test_a_wire_that_is_not_slow_is_found(wire: ModuleType):
+    wire.assert_not_too_fast("x", 0.34, 2**22, 100, wire.Config())
+    with pytest.raises(CourseError, match="the wire alone needs 0.333 s"):
+        wire.assert_not_too_fast("x", 0.3, 2**22, 100, wire.Config())
