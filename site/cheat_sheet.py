@@ -9,8 +9,7 @@ from shared.tools.lessons import Lesson
 
 TO_PAGE = re.compile(r"\]\((?![a-z]+:|#)")
 TO_HEADING = re.compile(r"\]\(#")
-TORCHRUN = re.compile(r"^!torchrun .*\.\./(labs/lab_\w+\.py)", re.MULTILINE)
-RUN_IT = re.compile(r"^Run it: +(.+)", re.MULTILINE)
+RUN_BY_TORCHRUN = re.compile(r"^Run it: +(torchrun .+)", re.MULTILINE)
 INTRODUCTION = """# Cheat sheet
 
 Each passage is taken from a lesson, to which the line above it leads. There stands what was run to prove
@@ -61,6 +60,7 @@ COLLECTIVES = (
 )
 STRATEGIES = (
     Source("22", "Reading the result", "| what you have | take |"),
+    Source("22", "Reading the result", "Both runs in one table."),
     Source("22", "Reading the result", "| strategy |"),
     Source("22", "What it costs", "The table's formulas"),
     Source("22", "What it costs", "| | bytes | grows with |"),
@@ -96,7 +96,7 @@ def cheat_sheet(lessons: list[Lesson], failures: str) -> str:
             parts.append(text)
     if missing:
         raise LookupError("\n".join(["the cheat sheet quotes passages that are not there:", *missing]))
-    parts += ["## One lab of each lesson to start from", plain_labs(lessons)]
+    parts += ["## One lab of each lesson to start from", first_labs(lessons)]
     parts.append("## Error texts")
     for name, table in groups(failures).items():
         parts += [f"### {name}", _from_above(with_columns(table, ("You see", "Why", "Cure", "Lesson")), "")]
@@ -131,20 +131,16 @@ def tabulated(text: str, names: tuple[str, ...]) -> str:
     return "\n".join([*rows, "", *rest])
 
 
-def plain_labs(lessons: list[Lesson]) -> str:
+def first_labs(lessons: list[Lesson]) -> str:
     """A table with the first lab of each lesson that torchrun starts: its purpose and its command."""
     rows = ["| Lesson | What it shows | Command |", "|---|---|---|"]
     for lesson in lessons:
-        code = "\n".join(cell.source for cell in lesson.notebook.cells if cell.cell_type == "code")
-        match = TORCHRUN.search(code)
-        if match is None:
-            continue
-        lab = lesson.written[match[1]]
-        purpose = lab.removeprefix('"""').partition("\n")[0].removesuffix('"""')
-        command = RUN_IT.search(lab)
-        if command is None:
-            raise LookupError(f"the docstring of {match[1]} has no line `Run it:`")
-        rows.append(f"| {_link(lesson)} | {purpose} | `{command[1]}` |")
+        labs = [lesson.written[name] for name in lesson.labs]
+        started = [lab for lab in labs if RUN_BY_TORCHRUN.search(lab)]
+        for lab in started[:1]:
+            purpose = lab.partition("\n")[0].strip('"')
+            command = RUN_BY_TORCHRUN.findall(lab)[0]
+            rows.append(f"| {_link(lesson)} | {purpose} | `{command}` |")
     return "\n".join(rows)
 
 

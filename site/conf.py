@@ -25,6 +25,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # cells with `!` lines that g
 
 html_theme = "sphinx_book_theme"
 html_title = "Rank by Rank"
+html_use_index = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"

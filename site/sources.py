@@ -18,7 +18,7 @@ from passages import fenced, sections
 from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
 
 FOLDED_FROM = 40  # lines
-FOR_AUTHORS = ("Layout", "Contributing")  # sections of the README
+FOR_AUTHORS = ("Layout",)  # sections of the README
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
 MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.DOTALL | re.MULTILINE)

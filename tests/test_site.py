@@ -282,7 +282,7 @@ def test_a_fenced_block_stays_whole():
 
 
 def test_the_landing_page_leaves_out_what_is_for_authors():
-    sections = "## One\n\n[x](notebooks/failures.md)\n\n## Contributing\n\nno\n\n## Two\n\nyes\n"
+    sections = "## One\n\n[x](notebooks/failures.md)\n\n## Layout\n\nno\n\n## Two\n\nyes\n"
     readme = f"# T\n\nA sentence.\n\nMore.\n\n{sections}"
     page = landing_page(readme, "the gallery: [04](04_collectives.ipynb)")
     titles = [line for line in page.splitlines() if line.startswith("#")]
