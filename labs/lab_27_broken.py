@@ -27,7 +27,7 @@ from shared.runtime.results import record_results
 from shared.runtime.run import die_with_launcher
 
 AGENTS_PORT = 29400  # of their store; that of the ranks is elsewhere
-START_S = 5  # time-out of a start that is to fail
+START_S = 8  # time-out of a start that is to fail, though each rank has come
 CABLE_S = 8  # of ranks whose cable is out: they must have started within it
 STEPS_AFTER = 20  # all-reduces that are to succeed when the cable is back
 
@@ -230,10 +230,11 @@ class Agent:
             f"--rdzv-conf={conf}",
         ]
         launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}", "--nproc-per-node=1"]
+        logs = [f"--log-dir={folder}"]
         rank = ["--no-python", "sh", "-c", 'touch "$0"; exec sleep 1000', self.started]
         with self.errors.open("w") as err:
             self.process = subprocess.Popen(
-                host.inside(*launcher, *meet, f"--local-addr={host.address}", *rank),
+                host.inside(*launcher, *meet, *logs, f"--local-addr={host.address}", *rank),
                 stdout=subprocess.DEVNULL,
                 stderr=err,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -274,7 +275,7 @@ def first_one_is_missing(agent: Agent, cfg: Config) -> Row:
 def store_is_lost(net: Network, cfg: Config, folder: Path) -> Row:
     """The machine whose agent holds the store is switched off: the other agent cannot go on."""
     see = "RendezvousConnectionError"
-    conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=30"
     agents = [Agent(host, net.hosts[0].name, folder, hosts=2, conf=conf) for host in net.hosts]
     wait_for(lambda: all(agent.started.exists() for agent in agents), "ranks on both hosts", cfg)
     net.hosts[0].switch_off()

@@ -27,6 +27,7 @@ from shared.runtime.run import die_with_launcher, run
 
 NAMES = ("node-a", "node-b", "node-c", "node-d")
 TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
+SYSTEM_TOOLS = "/usr/sbin"  # there Debian keeps ip and tc
 OWN_SPACES = ("--net", "--uts", "--mount", "--pid")  # network, host name, mounts, processes
 INSIDE = "RANK_BY_RANK_HOSTS"  # set when this lab was started again as the root of a user namespace
 BUCKET = 32 * 1024  # bytes that a host may send at once after a rest
@@ -59,7 +60,8 @@ def what_is_missing() -> str:
     """Why this machine cannot play several ones, and what to do; nothing if it can."""
     if sys.platform != "linux":
         return "namespaces are Linux's: use a virtual machine or a container with Linux"
-    os.environ["PATH"] += os.pathsep + "/usr/sbin"  # there Debian keeps ip and tc
+    if SYSTEM_TOOLS not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] += os.pathsep + SYSTEM_TOOLS
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
             return f"the command {tool} was not found: install the package {package}"
@@ -179,11 +181,12 @@ def switch_on(name: str, address: str, folder: Path) -> Host:
         [*spaces, "sh", "-c", SWITCH_ON, name, folder / "hosts", folder / "resolv.conf"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,  # when the host is switched off, some versions of unshare complain
         start_new_session=True,  # Ctrl-C is for this process; it then ends the hosts
         preexec_fn=die_with_launcher,
     )
     if process.stdout.readline() != b"is up\n":
-        raise CourseError(f"{name} did not come up")
+        raise CourseError(f"{name} did not come up: {process.stderr.read().decode().strip()}")
     (first,) = psutil.Process(process.pid).children()
     return Host(name, address, process, first.pid)
 

@@ -36,7 +36,7 @@ PORT = 29500  # each network has all ports to itself
 @dataclass(frozen=True)
 class Config:
     rates: tuple[int, ...] = (100, 1000)  # Mbit/s
-    sizes: tuple[int, ...] = (256 * KIB, MIB, 4 * MIB)  # bytes
+    sizes: tuple[int, ...] = (4 * KIB, 256 * KIB, MIB, 4 * MIB)  # bytes
     hosts: tuple[int, ...] = (2, 3, 4)
     repeats: int = 3
     layers: int = 4

@@ -1,7 +1,18 @@
 """Planted faults of lesson 27; the form is described in ``tests/faults/__init__.py``."""
 
+from pathlib import Path
+
 from shared.runtime import slurm
+from shared.runtime.loading import load_file
 from tests.faults import Fault
+
+LABS = Path(__file__).parents[2] / "labs"
+
+
+def no_hosts() -> str | None:
+    """Why this machine cannot play several ones."""
+    return load_file(LABS / "lab_27_hosts.py").what_is_missing() or None
+
 
 # Machines, wires, launches.
 HOSTS: list[Fault] = [
@@ -12,6 +23,7 @@ HOSTS: list[Fault] = [
         "all ranks were to fail, but they say",
         launch="python",
         ranks=0,
+        missing=no_hosts,
     ),
     Fault(
         "27_hosts",
@@ -20,6 +32,7 @@ HOSTS: list[Fault] = [
         "bytes were sent, the network card has counted",
         launch="python",
         ranks=0,
+        missing=no_hosts,
     ),
     Fault(
         "27_launch",
@@ -28,6 +41,7 @@ HOSTS: list[Fault] = [
         "Unable to find address for: eth1",
         launch="python",
         ranks=0,
+        missing=no_hosts,
     ),
     Fault(
         "27_who",
@@ -42,6 +56,7 @@ HOSTS: list[Fault] = [
         "bytes went out, the formula says",
         launch="python",
         ranks=0,
+        missing=no_hosts,
     ),
 ]
 SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
