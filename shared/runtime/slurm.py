@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
 from shared.runtime.errors import CourseError
 from shared.runtime.keeper import Keeper
 from shared.runtime.ports import HERE, free_ports, is_taken
@@ -27,7 +29,7 @@ PACKAGES = "slurm-wlm munge"  # of Debian and Ubuntu
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 WHERE = os.pathsep.join(["/usr/sbin", "/sbin"])  # of the daemons; not on every user's PATH
 POLL_S = 0.1
-PATIENCE_S = 240.0
+PATIENCE_S = 480.0
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # names of nodes that resolve everywhere
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # states of jobs
 TRIES = 5  # with other ports each time
@@ -57,6 +59,7 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/builtin
 ReturnToService=2
 JobRequeue=0
+KillWait=240
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 FirstJobId={first_job}
@@ -233,13 +236,12 @@ class Slurm:
     # --- Nodes ---
 
     def processes_of(self, node: str) -> list[int]:
-        """The tasks of jobs on a node, with what started them there, and its daemon."""
-        found = [self._daemons[node]]
-        for process in self._keeper.below():
-            environment = _environment_of(process.pid)
-            if environment.get("SLURMD_NODENAME") == node:
-                found.append(process.pid)
-        return found
+        """The daemon of a node, the processes that watch over jobs there (slurmstepd), and what jobs run."""
+        running = self._keeper.below()
+        tasks = [one for one in running if environment_of(one.pid).get("SLURMD_NODENAME") == node]
+        parents = {_parent_of(one) for one in tasks}
+        watching = [one.pid for one in running if one.pid in parents and _name_of(one) == "slurmstepd"]
+        return [self._daemons[node], *watching, *(one.pid for one in tasks)]
 
     def kill_node(self, node: str) -> None:
         """End all that runs on a node at once, as a power failure does. Slurm is not told."""
@@ -248,12 +250,27 @@ class Slurm:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _environment_of(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
+    """What a process was started with; nothing if it has ended."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
-        return {}  # it has ended
+        return {}
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _first_job() -> int:

@@ -1,0 +1,125 @@
+"""Lesson 27: the manifests agree with themselves, and hold no field that was not looked up."""
+
+import copy
+
+import pytest
+import yaml
+
+from tests.helpers import ROOT
+
+LABS = ROOT / "labs"
+# Names of fields that these manifests may have, looked up in release 1.37 of Kubernetes' API and in the
+# TrainJob of Kubeflow Trainer 2.3.0. A dictionary stands for an object, [] for a list, None for a value.
+FREE: dict = {"*": None}  # its names are the reader's
+METADATA = {"name": None}
+CONTAINER = {
+    "name": None,
+    "image": None,
+    "command": None,
+    "resources": {"limits": FREE},
+    "volumeMounts": [{"name": None, "mountPath": None}],
+}
+VOLUME = {
+    "name": None,
+    "persistentVolumeClaim": {"claimName": None},
+    "emptyDir": {"medium": None},
+}
+POD = {
+    "subdomain": None,
+    "restartPolicy": None,
+    "terminationGracePeriodSeconds": None,
+    "containers": [CONTAINER],
+    "volumes": [VOLUME],
+}
+JOB = {
+    "completionMode": None,
+    "completions": None,
+    "parallelism": None,
+    "backoffLimit": None,
+    "template": {"spec": POD},
+}
+TRAINER = {
+    "image": None,
+    "numNodes": None,
+    "numProcPerNode": None,
+    "command": None,
+    "resourcesPerNode": {"limits": FREE},
+}
+FIELDS = {
+    "Service": {"clusterIP": None, "publishNotReadyAddresses": None, "selector": FREE},
+    "Job": JOB,
+    "TrainJob": {"runtimeRef": {"name": None}, "trainer": TRAINER},
+}
+
+
+def documents(name: str) -> list[dict]:
+    return list(yaml.safe_load_all((LABS / name).read_text(encoding="utf-8")))
+
+
+def unknown_fields(value: object, known: object, path: str = "") -> list[str]:
+    if isinstance(known, list):
+        return [one for item in value for one in unknown_fields(item, known[0], path)]
+    if not isinstance(known, dict) or "*" in known:
+        return []
+    found = [f"{path}.{name}" for name in value if name not in known]
+    for name in known.keys() & value.keys():
+        found += unknown_fields(value[name], known[name], f"{path}.{name}")
+    return found
+
+
+def problems(manifest: dict) -> list[str]:
+    spec = FIELDS[manifest["kind"]]
+    known = {"apiVersion": None, "kind": None, "metadata": METADATA, "spec": spec}
+    return unknown_fields(manifest, known)
+
+
+@pytest.mark.parametrize("name", ["lab_27_job.yaml", "lab_27_trainjob.yaml"])
+def test_each_field_is_known(name: str):
+    assert [problems(manifest) for manifest in documents(name)] == [[] for _ in documents(name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "typo"),
+    [
+        ("lab_27_job.yaml", ["spec"], "completion"),
+        ("lab_27_job.yaml", ["spec", "template", "spec"], "subDomain"),
+        ("lab_27_job.yaml", ["spec", "template", "spec", "containers", 0], "volumeMount"),
+        ("lab_27_trainjob.yaml", ["spec", "trainer"], "numNode"),
+        ("lab_27_trainjob.yaml", ["spec"], "runtimeref"),
+    ],
+)
+def test_a_typo_is_refused(name: str, path: list, typo: str):
+    manifest = copy.deepcopy(documents(name)[-1])
+    place = manifest
+    for step in path:
+        place = place[step]
+    place[typo] = None
+    assert [one.rpartition(".")[2] for one in problems(manifest)] == [typo]
+
+
+def options(command: list[str]) -> dict[str, str]:
+    return dict(word.removeprefix("--").split("=") for word in command if word.startswith("--"))
+
+
+def test_the_job_has_as_many_pods_as_nodes_and_they_look_for_the_first_one():
+    service, job = documents("lab_27_job.yaml")
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    asked = options(container["command"])
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == int(asked["nnodes"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(asked["nproc-per-node"])
+    name = job["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert asked["rdzv-endpoint"].partition(":")[0] == f"{name}-0.{service['metadata']['name']}"
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert asked["checkpoints"] in [one["mountPath"] for one in container["volumeMounts"]]
+
+
+def test_the_train_job_starts_a_rank_for_each_gpu():
+    (manifest,) = documents("lab_27_trainjob.yaml")
+    trainer = manifest["spec"]["trainer"]
+    assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+    assert trainer["command"] == ["torchrun", "train.py"]
