@@ -44,7 +44,7 @@ html_theme_options = {
     "use_download_button": True,
     "use_fullscreen_button": False,
 }
-copybutton_selector = "div.cell_input pre, div.highlight-python pre, div.highlight-bash pre"
+copybutton_selector = "div.cell_input pre, details.file pre, div.highlight-bash pre"
 
 
 def _inline(translator, node: nodes.math) -> None:

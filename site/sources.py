@@ -18,6 +18,7 @@ from passages import fenced, sections
 from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
 
 FOLDED_FROM = 40  # lines
+LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
 FOR_AUTHORS = ("Layout",)  # sections of the README
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
@@ -101,13 +102,20 @@ def dressed(lesson: Lesson) -> nbformat.NotebookNode:
 def folded(name: str, body: str) -> str:
     """A file of the course under a line that tells name, length and purpose; folded when it is long."""
     lines = body.count("\n") + 1
-    docstring = ast.get_docstring(ast.parse(body)) or ""
-    purpose = html.escape(docstring.partition("\n")[0], quote=False)
+    purpose = html.escape(purpose_of(name, body), quote=False)
     purpose = re.sub(r"`+([^`]+)`+", r"<code>\1</code>", purpose)
     state = "" if lines >= FOLDED_FROM else " open"
-    summary = f"<code>{name}</code> · {lines} lines · {purpose}"
+    summary = " · ".join([f"<code>{name}</code>", f"{lines} lines", *filter(None, [purpose])])
     head = f'<details class="file"{state}><summary>{summary}</summary>'
-    return f"{head}\n\n{fenced(body, 'python')}\n\n</details>"
+    return f"{head}\n\n{fenced(body, LANGUAGES.get(Path(name).suffix, 'text'))}\n\n</details>"
+
+
+def purpose_of(name: str, body: str) -> str:
+    """The first line of a module's docstring; of another file the first line that is a comment."""
+    if name.endswith(".py"):
+        return (ast.get_docstring(ast.parse(body)) or "").partition("\n")[0]
+    comments = [line.removeprefix("# ") for line in body.splitlines() if line.startswith("# ")]
+    return (comments or [""])[0]
 
 
 def landing_page(readme: str, gallery: str) -> str:

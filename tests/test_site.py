@@ -15,9 +15,9 @@ from cheat_sheet import SHEET, cheat_sheet, tabulated
 from links import Checked, check
 from passages import blocks, with_columns
 from shared.tools.lessons import WRITEFILE, read_lessons
-from sources import add_project_pages, dressed, landing_page, settled
+from sources import LANGUAGES, add_project_pages, dressed, folded, landing_page, settled
 from tests.browser import CHROMIUM_OPTIONS, find_chromium
-from tests.helpers import LESSON_PATHS, ROOT, Done, python
+from tests.helpers import HANG_S, LESSON_PATHS, ROOT, Done, python
 from tests.mini_course import make_course
 from tests.rules import tell
 
@@ -78,6 +78,7 @@ def look_at(chromium: Browser, page_file: Path) -> Look:
     """Open a page at desktop width, then make it as narrow as a phone."""
     look = Look()
     page = chromium.new_page(viewport=DESKTOP)
+    page.set_default_timeout(HANG_S * 1000)
     page.on("request", lambda one: look.requests.append(one.url) if _leaves(one.url) else None)
     page.on(
         "console", lambda one: look.complaints.append(one.text) if one.type in ("error", "warning") else None
@@ -118,7 +119,7 @@ def test_a_lesson_is_a_page_with_its_files_and_its_notebook(path: Path, site: Pa
     assert len(shown) == len(names)
     for name, part in zip(names, shown, strict=True):
         assert f"<code>{name}</code>" in part.partition("</summary>")[0]
-        assert 'class="highlight-python' in part
+        assert f'class="highlight-{LANGUAGES[Path(name).suffix]} ' in part
     assert f'href="../_sources/notebooks/{path.name}"' in page
     assert (site / "_sources" / "notebooks" / path.name).read_bytes() == path.read_bytes()
 
@@ -136,6 +137,7 @@ def test_no_page_loads_from_elsewhere_complains_or_is_too_wide(site: Path, chrom
 @pytest.mark.slow
 def test_search_copy_and_dark_mode_work_from_files(site: Path, chromium: Browser):
     page = chromium.new_page(viewport=DESKTOP, color_scheme="dark")
+    page.set_default_timeout(HANG_S * 1000)
     page.goto(f"{(site / 'search.html').as_uri()}?q=bucket")
     page.locator("#search-results li a").first.wait_for()
     addresses = page.locator("#search-results li a").evaluate_all("links => links.map(link => link.href)")
@@ -304,6 +306,13 @@ def test_links_to_files_become_pages_or_downloads_and_links_to_folders_become_te
     assert pages["index.md"] == "# A title\n\n[more](MORE.md) [up](#A-title) gone"
     assert add_project_pages(pages, tmp_path) == ["MORE.md", "LICENSE"]
     assert pages["MORE.md"] == "# More\n\n[licence](LICENSE), labs, [back](index.md)\n"
+
+
+def test_a_job_script_is_told_by_its_first_comment():
+    text = folded("labs/lab_90_job.sbatch", "#!/bin/bash\n#SBATCH --nodes=2\n# Two nodes.\nsrun true")
+    assert "<code>labs/lab_90_job.sbatch</code> · 4 lines · Two nodes.</summary>" in text
+    assert "````bash\n#!/bin/bash\n" in text
+    assert "1 lines</summary>" in folded("labs/lab_90_job.yaml", "a: 1")
 
 
 def test_a_long_file_is_folded_and_a_short_one_is_open(tmp_path: Path):
