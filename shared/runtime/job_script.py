@@ -16,10 +16,33 @@ from pathlib import Path
 from shared.runtime.errors import CourseError
 
 JOB = "1234"
-WITH_VALUE = ("-N", "-n", "-c", "-J", "-o", "-e", "-t", "-p", "-w", "-G", "--nodes", "--ntasks")
-WITH_VALUE += ("--ntasks-per-node", "--cpus-per-task", "--gpus-per-task", "--gpus-per-node", "--output")
-WITH_VALUE += ("--error", "--cpu-bind", "--gpu-bind", "--label", "--export", "--chdir", "--nodelist")
-
+WITH_VALUE = set(  # options of srun whose value may be the next word
+    [
+        "-N",
+        "-n",
+        "-c",
+        "-J",
+        "-o",
+        "-e",
+        "-t",
+        "-p",
+        "-w",
+        "-G",
+        "--nodes",
+        "--ntasks",
+        "--ntasks-per-node",
+        "--cpus-per-task",
+        "--gpus-per-task",
+        "--gpus-per-node",
+        "--output",
+        "--error",
+        "--cpu-bind",
+        "--gpu-bind",
+        "--export",
+        "--chdir",
+        "--nodelist",
+    ]
+)
 PROGRAMS = {
     "scontrol": """#!/bin/bash
 if [ "$1" = "show" ]; then printf '%s\\n' $NAMES_OF_NODES; fi
@@ -72,7 +95,7 @@ def srun(*words: str) -> int:
     own, _ = parser.parse_known_args(words[:at])
     if own.ntasks is None and own.ntasks_per_node is None:
         own.ntasks_per_node = int(os.environ["TASKS_PER_NODE"])
-    tasks = []
+    tasks: list[subprocess.Popen] = []
     for node_id, node in enumerate(os.environ["NAMES_OF_NODES"].split()[: own.nodes]):
         for local_id in range(tasks_per_node(own)):
             told = {"SLURMD_NODENAME": node, "SLURM_NODEID": node_id, "SLURM_LOCALID": local_id}

@@ -28,7 +28,7 @@ class Keeper:
     """The owner's end of it. ``folder`` is removed at the end."""
 
     def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-m", __name__, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -36,6 +36,10 @@ class Keeper:
             start_new_session=True,  # Ctrl-C is for the owner alone
             env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders = self._process.stdin
+        self._answers = self._process.stdout
 
     @property
     def pid(self) -> int:
@@ -44,14 +48,14 @@ class Keeper:
     def start(self, command: list[str], output: Path, environment: dict[str, str]) -> int:
         """Start a command that writes to ``output``; return its process id."""
         self._write({"command": command, "output": str(output), "environment": environment})
-        answer = self._process.stdout.readline()
+        answer = self._answers.readline()
         if not answer.startswith("pid "):
             raise CourseError(f"{command[0]} could not be started: {answer.strip()}")
         return int(answer.removeprefix("pid "))
 
     def _write(self, message: dict) -> None:
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
+        self._orders.write(json.dumps(message) + "\n")
+        self._orders.flush()
 
     def below(self) -> list[psutil.Process]:
         """All processes that were started, by whomever, and still run."""
@@ -63,8 +67,8 @@ class Keeper:
 
     def close(self) -> None:
         """End all, and wait until that is done."""
-        if not self._process.stdin.closed:
-            self._process.stdin.close()
+        if not self._orders.closed:
+            self._orders.close()
         self._process.wait(LONGEST_WAIT_S)
 
 

@@ -98,7 +98,7 @@ class Slurm:
         self.gpus = gpus
         self.folder = Path()
         self.environment = environment
-        self._keeper: Keeper | None = None
+        self._keeper: Keeper | None = None  # while this Slurm runs
         self._daemons: dict[str, int] = {}
 
     def __enter__(self) -> "Slurm":
@@ -120,6 +120,11 @@ class Slurm:
         if self._keeper is not None:
             self._keeper.close()
         self._keeper = None
+
+    def _running(self) -> Keeper:
+        if self._keeper is None:
+            raise CourseError("this Slurm does not run: use it as a context")
+        return self._keeper
 
     # --- Daemons ---
 
@@ -174,10 +179,10 @@ class Slurm:
     def _daemon(self, *command: str) -> int:
         name, *arguments = command
         output = self.folder / f"{name}.out"
-        return self._keeper.start([_program(name), *arguments], output, self.environment)
+        return self._running().start([_program(name) or name, *arguments], output, self.environment)
 
     def _all_run(self) -> bool:
-        running = {process.pid for process in self._keeper.below()}
+        running = {process.pid for process in self._running().below()}
         return running.issuperset(self._daemons.values())
 
     def _all_idle(self) -> bool:
@@ -237,7 +242,7 @@ class Slurm:
 
     def processes_of(self, node: str) -> list[int]:
         """The daemon of a node, the processes that watch over jobs there (slurmstepd), and what jobs run."""
-        running = self._keeper.below()
+        running = self._running().below()
         tasks = [one for one in running if environment_of(one.pid).get("SLURMD_NODENAME") == node]
         parents = {_parent_of(one) for one in tasks}
         watching = [one.pid for one in running if one.pid in parents and _name_of(one) == "slurmstepd"]
