@@ -16,33 +16,32 @@ from pathlib import Path
 from shared.runtime.errors import CourseError
 
 JOB = "1234"
-WITH_VALUE = set(  # options of srun whose value may be the next word
-    [
-        "-N",
-        "-n",
-        "-c",
-        "-J",
-        "-o",
-        "-e",
-        "-t",
-        "-p",
-        "-w",
-        "-G",
-        "--nodes",
-        "--ntasks",
-        "--ntasks-per-node",
-        "--cpus-per-task",
-        "--gpus-per-task",
-        "--gpus-per-node",
-        "--output",
-        "--error",
-        "--cpu-bind",
-        "--gpu-bind",
-        "--export",
-        "--chdir",
-        "--nodelist",
-    ]
-)
+# Options of srun whose value may be the next word.
+WITH_VALUE = {
+    "-N",
+    "-n",
+    "-c",
+    "-J",
+    "-o",
+    "-e",
+    "-t",
+    "-p",
+    "-w",
+    "-G",
+    "--nodes",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--cpus-per-task",
+    "--gpus-per-task",
+    "--gpus-per-node",
+    "--output",
+    "--error",
+    "--cpu-bind",
+    "--gpu-bind",
+    "--export",
+    "--chdir",
+    "--nodelist",
+}
 PROGRAMS = {
     "scontrol": """#!/bin/bash
 if [ "$1" = "show" ]; then printf '%s\\n' $NAMES_OF_NODES; fi
