@@ -12,8 +12,8 @@ TO_HEADING = re.compile(r"\]\(#")
 RUN_BY_TORCHRUN = re.compile(r"^Run it: +(torchrun .+)", re.MULTILINE)
 INTRODUCTION = """# Cheat sheet
 
-Each passage is taken from a lesson, to which the line above it leads. There stands what was run to prove
-it, and what could not be run here.
+The line above a passage leads to the lesson that it is taken from. The lesson says what was run to prove it,
+and what could not be run here.
 """
 
 
@@ -109,7 +109,7 @@ def quoted(lesson: Lesson, source: Source) -> str | None:
         if passage.heading == source.heading and passage.text.startswith(source.begins):
             if source.only:
                 lines = [line for line in passage.text.splitlines() if line.startswith(source.only)]
-                return fenced("\n".join(lines), "text")
+                return fenced("\n".join(lines), "bash")
             if source.columns:
                 return tabulated(passage.text, source.columns)
             if passage.text.startswith("!"):
