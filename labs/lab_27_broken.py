@@ -296,7 +296,7 @@ def main(cfg: Config) -> None:
         alone = Agent(net.hosts[2], net.hosts[2].name, folder, hosts=2, conf="join_timeout=5")
         early = Agent(net.hosts[3], net.hosts[0].name, folder, hosts=2, conf="read_timeout=5")
         rows += names_and_cards(net, cfg, folder)
-        print("names and network cards: each start has failed, and cured it has not")
+        print("names and network cards: each start fails, and works with its cure")
         cable_is_out_for_a_while(pair, cfg)
         print(f"cable out for {cfg.down_s:.0f} s: no all-reduce meanwhile, then all go on, without an error")
         rows.append(cable_is_out_for_good(pair, cfg))
