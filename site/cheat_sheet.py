@@ -34,7 +34,10 @@ class Source:
 COMMANDS = (
     Source("01", "Two nodes on one machine", "on A: torchrun", only="on "),
     Source("01", "The options of torchrun", "--nnodes ", columns=("option", "default", "meaning")),
+    Source("27", "The lab", "on node-a:", only="    "),
+    Source("27", "Reading the result", "| option |"),
     Source("13", "The same on Slurm", "```bash\n#SBATCH"),
+    Source("27", "Slurm", "| Line |"),
     Source("26", "A doctor for any script", "    rank-doctor"),
     Source("10", "The checklist", "Give it the paths of your own scripts"),
     Source("10", "The checklist", "| exit code |"),
@@ -47,6 +50,8 @@ VARIABLES = (
     Source("26", "On real GPUs", "| variable |"),
     Source("12", "gloo and nccl side by side", "These variables change"),
     Source("12", "gloo and nccl side by side", "| Variable |"),
+    Source("27", "On real GPUs", "Nothing in this section was run here"),
+    Source("27", "On real GPUs", "| variable |"),
 )
 COLLECTIVES = (
     Source("04", "Overview", "Eight collectives"),
