@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shared.comm.record import NAMESPACES
+
 
 class StorageRecorder(TorchDispatchMode):
     """Sees each operation of torch on this thread, backward and collectives included.
@@ -30,6 +32,7 @@ class StorageRecorder(TorchDispatchMode):
         super().__init__()
         self.alive = WeakIdKeyDictionary()  # {storage: its bytes when last seen}; forgets what torch frees
         self.at_most = 0  # bytes_alive() is not more: freeing is not subtracted until we add up again
+        self.has_sent = False  # a collective or a message has been launched
         self.peak = 0
         self._remember(list(tensors))
 
@@ -41,10 +44,13 @@ class StorageRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
         result = operation(*args, **(kwargs or {}))
         self._remember((args, kwargs, result))
+        self.has_sent = self.has_sent or operation.namespace in NAMESPACES
         # To add up hundreds of storages takes longer than an operation, so only where it may be a new peak.
         if self.at_most > self.peak and self.bytes_alive() > self.peak:
-            time.sleep(0.003)  # gloo's thread lets go of a message a little after it was sent
-            self.peak = max(self.peak, self.bytes_alive())
+            if self.has_sent:
+                time.sleep(0.003)  # gloo's thread lets go of a message a little after it was sent
+                self.bytes_alive()
+            self.peak = max(self.peak, self.at_most)
         return result
 
     def bytes_alive(self) -> int:
@@ -68,10 +74,10 @@ class StorageRecorder(TorchDispatchMode):
         for one in _tensors_in(tree):
             storage = local_of(one).untyped_storage()
             size = storage.nbytes()
-            more = size - self.alive.get(storage, 0)
-            if more != 0 or storage not in self.alive:
+            known = self.alive.get(storage)
+            if size != known:
                 self.alive[storage] = size
-                self.at_most += max(0, more)
+                self.at_most += max(0, size - (known or 0))
 
 
 PARAMETERS = "parameters"
@@ -91,17 +97,23 @@ class PeakByKind(StorageRecorder):
     activations, unsharded copies and buffers of collectives, are of the last kind. A storage that is used
     twice, such as a tied weight or a bucket that gradients are views of, counts once.
 
+    To look at each new peak takes time. Who knows that the peak is above ``at_least`` bytes, as it was in
+    the step before, spares the looks below.
+
     Attributes:
         at_peak: {kind: bytes} when the most bytes were alive, since the start or ``reset_peak``.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, at_least: int = 0
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.at_peak: dict[str, int] = {}
         super().__init__(list(model.parameters()) + list(model.buffers()))
         self._remember(self._optimizer_state())
         self.reset_peak()
+        self.peak = max(self.peak, at_least)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
         before = self.peak
@@ -121,9 +133,10 @@ class PeakByKind(StorageRecorder):
 
     def _by_kind(self) -> dict[str, int]:
         """As ``by_kind``, just after all storages have been added up."""
+        parameters = list(self.model.parameters())
         held: dict[str, list[torch.Tensor]] = {
-            PARAMETERS: list(self.model.parameters()),
-            GRADIENTS: [p.grad for p in self.model.parameters() if p.grad is not None],
+            PARAMETERS: parameters,
+            GRADIENTS: [p.grad for p in parameters if p.grad is not None],
             OPTIMIZER: self._optimizer_state(),
         }
         counted = set()
@@ -147,7 +160,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a ``DTensor``; any other tensor itself."""
     module = sys.modules.get("torch.distributed.tensor")  # imported only here and there: that takes a second
     if module is not None and isinstance(tensor, module.DTensor):
-        return tensor.to_local()
+        return tensor._local_tensor  # to_local() is differentiable: an operation more, seen by every mode
     return tensor
 
 
