@@ -176,6 +176,27 @@ def test_a_tied_weight_counts_once():
     assert memory.at_peak[PARAMETERS] == sum(p.nbytes for p in model.parameters())
 
 
+def test_looks_below_a_known_peak_are_spared_and_change_nothing(monkeypatch):
+    model = gpt()
+    looks = []
+    by_kind = PeakByKind._by_kind
+    monkeypatch.setattr(PeakByKind, "_by_kind", lambda memory: looks.append(1) or by_kind(memory))
+
+    def step(at_least: int) -> PeakByKind:
+        looks.clear()
+        with PeakByKind(model, at_least=at_least) as memory:
+            loss_of(model, 0).backward()
+        model.zero_grad()
+        return memory
+
+    full = step(0)
+    looks_of_full = len(looks)
+    spared = step(full.peak - 1)
+    assert (spared.peak, spared.at_peak) == (full.peak, full.at_peak)
+    assert len(looks) < looks_of_full / 5
+    assert step(full.peak + 1).at_peak[GRADIENTS] == 0  # too high a floor: only the start was looked at
+
+
 def test_the_peak_is_that_of_torch_s_own_tracker():
     """MemTracker knows the same kinds; it, too, sees what goes through the dispatcher."""
     from torch.distributed._tools.mem_tracker import MemTracker

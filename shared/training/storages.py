@@ -133,7 +133,7 @@ class PeakByKind(StorageRecorder):
 
     def _by_kind(self) -> dict[str, int]:
         """As ``by_kind``, just after all storages have been added up."""
-        parameters = list(self.model.parameters())
+        parameters: list[torch.Tensor] = list(self.model.parameters())
         held: dict[str, list[torch.Tensor]] = {
             PARAMETERS: parameters,
             GRADIENTS: [p.grad for p in parameters if p.grad is not None],
