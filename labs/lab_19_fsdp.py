@@ -33,7 +33,7 @@ from shared.training.parity import assert_all_equal
 @dataclass(frozen=True)
 class Config:
     seed: int = 19
-    steps: int = 3
+    steps: int = 4
     global_batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
     slack: float = 0.03  # some ranks hold rows more or less than others, as a fraction of a share

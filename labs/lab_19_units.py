@@ -35,10 +35,7 @@ class Config:
 
 
 class UnitRecorder(StorageRecorder):
-    """Also notes in ``unsharded`` how many of ``model``'s parameters were whole at once, in bytes.
-
-    It looks whenever a matrix is multiplied: in forward and in backward each layer does so.
-    """
+    """Also notes in ``unsharded`` the most of ``model``'s parameters that were whole at once, in bytes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters())
@@ -47,8 +44,6 @@ class UnitRecorder(StorageRecorder):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(operation, types, args, kwargs)
-        if operation.overloadpacket not in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            return result
         whole = [p for p in self.model.parameters() if not isinstance(p, DTensor)]
         # Without the rows that FSDP2 adds where the number of ranks does not divide them.
         now = sum(p.nbytes for p in whole if p.untyped_storage().nbytes() > 0)
