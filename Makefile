@@ -26,7 +26,7 @@ help:
 	@echo "make format   format labs, shared and tests, and put the labs back into their cells"
 	@echo "make bench    measure the helpers and the lessons (minutes)"
 	@echo "make browser  run lesson 00 in JupyterLab in a headless Chromium (LESSONS='01 02' for others)"
-	@echo "make site     build the web site of the course into site/_build/html, without running anything"
+	@echo "make site     build the web site of the course into docs/_build/html, without running anything"
 
 # TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
 $(DONE): pyproject.toml
@@ -82,7 +82,7 @@ browser: $(DONE)
 	@$(if $(LESSONS),LESSONS="$(LESSONS)") $(BIN)/python -m pytest -q -rs tests/test_browser.py
 
 site: $(SITE)
-	@$(BIN)/python site/build.py
+	@$(BIN)/python -m docs.build
 
 clean:
-	rm -rf .venv .venv-oldest-torch $(OLDEST) runs results site/_build
+	rm -rf .venv .venv-oldest-torch $(OLDEST) runs results docs/_build

@@ -42,7 +42,7 @@ def test_the_workflow_runs_what_the_makefile_has():
     assert {"run": "make test"} in workflow["jobs"]["test"]["steps"]
     steps = workflow["jobs"]["site"]["steps"]
     (upload,) = [step["with"]["path"] for step in steps if "upload-pages-artifact" in step.get("uses", "")]
-    assert upload == "site/_build/html"
+    assert upload == "docs/_build/html"
     assert set(workflow["jobs"]["publish"]["needs"]) == {"test", "site"}
 
 

@@ -11,17 +11,16 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from cheat_sheet import SHEET, cheat_sheet, tabulated
-from links import Checked, check
-from passages import blocks, with_columns
+from docs.cheat_sheet import SHEET, cheat_sheet, tabulated
+from docs.links import Checked, check
+from docs.passages import blocks, with_columns
+from docs.sources import LANGUAGES, add_project_pages, dressed, folded, landing_page, settled
 from shared.tools.lessons import WRITEFILE, read_lessons
-from sources import LANGUAGES, add_project_pages, dressed, folded, landing_page, settled
 from tests.browser import CHROMIUM_OPTIONS, find_chromium
 from tests.helpers import HANG_S, LESSON_PATHS, ROOT, Done, python
 from tests.mini_course import make_course
 from tests.rules import tell
 
-BUILD = ROOT / "site" / "build.py"
 DESKTOP = {"width": 1400, "height": 1000}
 PHONE = {"width": 390, "height": 844}
 PAGE = "<!doctype html><html><head><title>A page</title>{head}</head><body>{body}</body></html>"
@@ -42,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     """The site of this checkout, and what the build said."""
     need(importlib.util.find_spec("sphinx") is not None, "Sphinx (`make site` installs it)")
     folder = tmp_path_factory.mktemp("site")
-    return folder / "html", python(BUILD, "--to", folder)
+    return folder / "html", python("-m", "docs.build", "--to", folder)
 
 
 @pytest.fixture
@@ -174,10 +173,10 @@ def test_a_missing_source_of_the_cheat_sheet_is_red(checkout: Path):
     (path,) = (checkout / "notebooks").glob("05_*.ipynb")
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("*Bus bandwidth*", "*Bandwidth of the bus*"), encoding="utf-8")
-    done = python(checkout / "site" / "build.py", root=checkout, cwd=checkout)
+    done = python("-m", "docs.build", root=checkout, cwd=checkout)
     assert done.returncode == 1
     assert "lesson 05, 'What it costs elsewhere': '*Bus bandwidth*'" in done.stdout
-    assert not (checkout / "site" / "_build" / "html").exists()
+    assert not (checkout / "docs" / "_build" / "html").exists()
 
 
 @pytest.mark.slow
@@ -185,8 +184,8 @@ def test_a_warning_of_sphinx_is_red(tmp_path: Path):
     need(importlib.util.find_spec("sphinx") is not None, "Sphinx (`make site` installs it)")
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "index.md").write_text("# A page\n\n[no such page](other.md)\n", encoding="utf-8")
-    code = "import sys, pathlib, build; sys.exit(build.to_html(*map(pathlib.Path, sys.argv[1:])))"
-    done = python("-c", code, tmp_path / "pages", tmp_path / "html", root=ROOT / "site")
+    code = "import sys, pathlib, docs.build; sys.exit(docs.build.to_html(*map(pathlib.Path, sys.argv[1:])))"
+    done = python("-c", code, tmp_path / "pages", tmp_path / "html")
     assert done.returncode != 0
     assert "other.md" in done.stdout
 

@@ -12,7 +12,7 @@ import nbformat
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, WRITEFILE, cells_of, read_lessons
 
-CODE = ("shared", "labs", "tests", "site", "conftest.py")
+CODE = ("shared", "labs", "tests", "docs", "conftest.py")
 
 
 def labs_into_cells(root: Path = ROOT) -> None:

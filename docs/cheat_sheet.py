@@ -1,10 +1,10 @@
-"""The cheat sheet: what is needed daily, put together from passages of the lessons."""
+"""The cheat sheet: what is needed daily, put together from docs.passages of the lessons."""
 
 import re
 from dataclasses import dataclass
 
-from failures import groups
-from passages import fenced, passages, with_columns
+from docs.failures import groups
+from docs.passages import fenced, passages, with_columns
 from shared.tools.lessons import Lesson
 
 TO_PAGE = re.compile(r"\]\((?![a-z]+:|#)")

@@ -1,6 +1,6 @@
 """``make site``: build the web site from the committed notebooks, and check its links. Runs no notebook.
 
-python site/build.py [--to FOLDER]
+python -m docs.build [--to FOLDER]
 """
 
 import argparse
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx_build
 
-from links import check
-from sources import write_sources
+from docs.links import check
+from docs.sources import write_sources
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -1,12 +1,7 @@
 """Sphinx's settings for `make site`. Notebooks are shown with their committed outputs; none is run."""
 
-import sys
-from pathlib import Path
-
 from docutils import nodes
 from latex2mathml.converter import convert
-
-sys.path.insert(0, str(Path(__file__).parent))  # Sphinx finds sources.slug by name
 
 project = "Rank by Rank"
 author = "the authors of Rank by Rank"
@@ -20,7 +15,7 @@ nb_render_markdown_format = "myst"  # tables that a cell made, with links to oth
 nb_ipywidgets_js = {}  # else a page with a widget would load two scripts from elsewhere
 myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
-myst_heading_slug_func = "sources.slug"
+myst_heading_slug_func = "docs.sources.slug"
 suppress_warnings = ["misc.highlighting_failure"]  # cells with `!` lines that go on after a backslash
 
 html_theme = "sphinx_book_theme"

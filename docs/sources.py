@@ -1,6 +1,6 @@
 """What Sphinx builds the site from: README, lessons and tables of the course, as pages in one folder.
 
-Nothing is written twice: a page is a file of the course, or is put together from passages of such files.
+Nothing is written twice: a page is a file of the course, or is put together from docs.passages of such files.
 """
 
 import ast
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import nbformat
 
-import failures
-from cheat_sheet import cheat_sheet
-from passages import fenced, sections
+from docs import failures
+from docs.cheat_sheet import cheat_sheet
+from docs.passages import fenced, sections
 from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
 
 FOLDED_FROM = 40  # lines

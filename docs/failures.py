@@ -2,7 +2,7 @@
 
 import re
 
-from passages import blocks, with_columns
+from docs.passages import blocks, with_columns
 
 GROUP = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)
 

@@ -1,0 +1,1 @@
+"""What turns the notebooks into the web site: `make site`."""
