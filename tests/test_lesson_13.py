@@ -126,6 +126,7 @@ def test_groups_that_end_apart_are_red(torchft: ModuleType):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_random_kills_lose_nothing():
     done = python(SCRIPTS / "soak.py", "--kills", "3", "--seed", "1")
     assert done.returncode == 0, done.stdout

@@ -105,6 +105,7 @@ def processes_with(word: str) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_that_is_stopped_leaves_no_daemon_no_job_and_no_folder(stop: signal.Signals, tmp_path: Path):
     reason = slurm.missing()
@@ -133,6 +134,7 @@ def is_of(configuration: Path, mark: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_two_at_the_same_time_do_not_meet():
     reason = slurm.missing()
     if reason:
@@ -148,6 +150,7 @@ def test_two_at_the_same_time_do_not_meet():
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_taken_port_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch):
     reason = slurm.missing()
     if reason:

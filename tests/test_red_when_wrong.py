@@ -92,7 +92,7 @@ def test_green_under_papermill(checkout: Path):
     assert run_papermill(write(checkout, "94_green", *WORKING.values()), checkout) is None
 
 
-@pytest.fixture(params=["own", "oldest"])
+@pytest.fixture(params=["own", pytest.param("oldest", marks=pytest.mark.heavy)])
 def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a kernel: this environment's, then the oldest that the ranges allow."""
     if request.param == "own":

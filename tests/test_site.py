@@ -99,6 +99,7 @@ def _leaves(address: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_the_site_is_built_without_a_warning_and_with_sound_links(built: tuple[Path, Done]):
     site, done = built
     assert done.returncode == 0, done.stdout
@@ -108,6 +109,7 @@ def test_the_site_is_built_without_a_warning_and_with_sound_links(built: tuple[P
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", LESSON_PATHS, ids=lambda path: path.stem)
 def test_a_lesson_is_a_page_with_its_files_and_its_notebook(path: Path, site: Path):
     page = (site / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
@@ -124,6 +126,7 @@ def test_a_lesson_is_a_page_with_its_files_and_its_notebook(path: Path, site: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_no_page_loads_from_elsewhere_complains_or_is_too_wide(site: Path, chromium: Browser):
     problems = []
     pages = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
@@ -134,6 +137,7 @@ def test_no_page_loads_from_elsewhere_complains_or_is_too_wide(site: Path, chrom
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_search_copy_and_dark_mode_work_from_files(site: Path, chromium: Browser):
     page = chromium.new_page(viewport=DESKTOP, color_scheme="dark")
     page.set_default_timeout(HANG_S * 1000)
@@ -148,12 +152,14 @@ def test_search_copy_and_dark_mode_work_from_files(site: Path, chromium: Browser
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_formulas_are_mathml(site: Path):
     page = (site / "notebooks" / "10_training_template.html").read_text(encoding="utf-8")
     assert "<msub><mover><mi>x</mi>" in page
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_the_landing_page_has_what_the_readme_and_the_gallery_tell(site: Path):
     page = (site / "index.html").read_text(encoding="utf-8")
     linked = set(re.findall(r"\(notebooks/(\w+)\.ipynb", (ROOT / "README.md").read_text(encoding="utf-8")))
@@ -168,6 +174,7 @@ def test_the_landing_page_has_what_the_readme_and_the_gallery_tell(site: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_missing_source_of_the_cheat_sheet_is_red(checkout: Path):
     need(importlib.util.find_spec("sphinx") is not None, "Sphinx (`make site` installs it)")
     (path,) = (checkout / "notebooks").glob("05_*.ipynb")
@@ -180,6 +187,7 @@ def test_a_missing_source_of_the_cheat_sheet_is_red(checkout: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_warning_of_sphinx_is_red(tmp_path: Path):
     need(importlib.util.find_spec("sphinx") is not None, "Sphinx (`make site` installs it)")
     (tmp_path / "pages").mkdir()
@@ -191,6 +199,7 @@ def test_a_warning_of_sphinx_is_red(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("head", "body", "expected"),
     [

@@ -10,8 +10,6 @@ from tests.browser import jupyterlab, opened, run_all
 from tests.helpers import HANG_S, LESSON_PATHS
 from tests.test_browser import need_chromium
 
-pytestmark = pytest.mark.slow
-
 LESSON = next(path for path in LESSON_PATHS if path.name.startswith("28_"))
 NAME = "98_sliders.ipynb"
 SLIDERS = "interact(look"
@@ -31,6 +29,8 @@ def without_labs() -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_slider_changes_the_plan(checkout: Path, tmp_path: Path):
     """TP 4 in place of 8 leaves twice as many parts of the batch, which is too many for 8 stages a rank."""
     need_chromium()
