@@ -7,7 +7,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_output
 
 from shared.runtime.errors import InputError
-from shared.tools.lessons import OTHER_KINDS, inputs_digest, read_lessons
+from shared.tools.folding import is_folded
+from shared.tools.lessons import OTHER_KINDS, cells_of, inputs_digest, read_lessons
 from shared.tools.sync import derived_files, differences, write_all
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course
@@ -113,6 +114,43 @@ def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
     assert readme.read_text(encoding="utf-8").splitlines()[1] == "| a |"
     assert (course / "notebooks/images/small.png").read_bytes() == b"PNG"
     assert found_in(course) == {}
+
+
+def hidden(cell: nbformat.NotebookNode) -> bool:
+    return cell.metadata.get("jupyter", {}).get("source_hidden", False)
+
+
+def test_only_a_cell_that_nobody_reads_is_folded(course: Path):
+    path = course / NOTEBOOK
+    notebook = nbformat.read(path, 4)
+    before = [hidden(cell) for cell in notebook.cells]
+    assert [cell.source.split("\n")[0] for cell in notebook.cells if hidden(cell)] == [
+        "%%writefile ../labs/lab_90_small.py"
+    ]
+    for cell in cells_of(notebook, "code"):  # planted: what is folded is opened, and the other way round
+        cell.metadata["jupyter"] = {"source_hidden": not hidden(cell)}
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    assert found_in(course) == {NOTEBOOK: "differs from its source"}
+    write_all(course)
+    assert [hidden(cell) for cell in nbformat.read(path, 4).cells] == before
+
+
+@pytest.mark.parametrize(
+    ("source", "folded"),
+    [
+        ("%%writefile ../labs/lab_90_plain.py\nimport torch\n", False),
+        ("%%writefile ../labs/lab_90_proof.py\nfrom shared.runtime.run import run\n", True),
+        ("%%writefile ../labs/lab_90_proof.py\nfrom lab_90_plain import main\n\nimport shared.comm\n", True),
+        ("%%writefile ../labs/lab_90_job.sbatch\nsrun python -m shared.doctor\n", False),
+        ("%%writefile ../labs/exercises/90_small/exercise.py\nfrom shared.comm import kernel\n", False),
+        ("figure, axis = plt.subplots()\n" + "axis.plot([1])\n" * 7, True),
+        ("def draw(axis, values):\n" + "    axis.plot(values)\n" * 7, True),
+        ("figure, axis = plt.subplots()\naxis.plot([1])\n", False),
+        ("from shared.runtime import figures\n" + "assert 1 + 1 == 2\n" * 7, False),
+    ],
+)
+def test_the_rule_of_folding(source: str, folded: bool):
+    assert is_folded(source) is folded
 
 
 def test_two_cells_of_one_notebook_may_not_write_one_file(course: Path):

@@ -2,6 +2,7 @@
 
 - ``labs/lab_*`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
+- Which cells are folded, by the rule of ``shared.tools.folding``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
 - The picture of the rooms of ``shared/`` in the README.
 - The README's pictures and tables from the outputs of cells tagged ``readme:NAME``: a picture becomes
@@ -17,6 +18,7 @@ from pathlib import Path
 import nbformat
 
 from shared.tools import run_tool
+from shared.tools.folding import fold
 from shared.tools.lessons import OTHER_KINDS, ROOT, Lesson, cells_of, read_lessons, written_files
 from shared.tools.rooms import picture
 
@@ -87,6 +89,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
         notebook = lesson.notebook
+        fold(notebook)
         head = notebook.cells[0]
         lines = head.source.split("\n")
         head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
