@@ -1,23 +1,31 @@
 # The targets a reader needs: lab, test, run. Those who write lessons: lesson, sync, check, refresh, format, bench.
-# TORCH=oldest: with the oldest torch that pyproject.toml allows, in an environment of its own.
+# TORCH=oldest: with the oldest torch on which what readers copy is tested, in an environment of its own.
 PYTHON ?= python3
 TORCH ?= newest
 $(if $(filter-out oldest newest,$(TORCH)),$(error TORCH is oldest or newest, not $(TORCH)))
-VENV := $(if $(filter oldest,$(TORCH)),.venv-oldest-torch,.venv)
-PINS := pinned $(if $(filter oldest,$(TORCH)),--over oldest-torch)
+ifeq ($(TORCH),oldest)
+VENV := .venv-oldest-torch
+VERSIONS := .ci/oldest-torch.txt
+PACKAGES := -r $(VERSIONS) -e ".[test]"
+else
+VENV := .venv
+VERSIONS := .ci/constraints.txt
+PACKAGES := -c $(VERSIONS) -e ".[course,test]"
+endif
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup lab test run check lesson sync refresh format bench browser site clean
+.PHONY: help setup lab test test-copied run check lesson sync refresh format bench browser site clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    set everything up"
 	@echo "make lab      set everything up and open the course in JupyterLab"
 	@echo "make test     set everything up and run all tests (minutes)"
+	@echo "make test-copied TORCH=oldest   run what readers copy on the oldest torch that it is for"
 	@echo "make run      execute every lesson through papermill into runs/ (WORLD_SIZE=4 for 4 ranks)"
 	@echo "make check    the tests that take seconds"
 	@echo "make lesson   write the skeleton of a lesson, and run it (N=29 TITLE='Another lesson')"
@@ -29,21 +37,21 @@ help:
 	@echo "make site     build the web site of the course into docs/_build/html, without running anything"
 
 # TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
-$(DONE): pyproject.toml
+$(DONE): pyproject.toml $(VERSIONS)
 	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages; this takes minutes, once"
-	@if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q --index-url "$(TORCH_INDEX)" $$($(BIN)/python shared/tools/pins.py $(PINS) --only torch torchvision); fi
-	@$(BIN)/python -m pip install -q -e ".[test]" $$($(BIN)/python shared/tools/pins.py $(PINS))
+	@if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q --no-deps --index-url "$(TORCH_INDEX)" $$(grep '^torch' $(VERSIONS)); fi
+	@$(BIN)/python -m pip install -q $(PACKAGES)
 	@touch $(DONE)
 
-$(SITE): pyproject.toml $(DONE)
-	@$(BIN)/python -m pip install -q -e ".[site,site-pinned]"
+$(SITE): $(DONE)
+	@$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[site]"
 	@touch $@
 
-$(OLDEST)/.installed: pyproject.toml $(DONE)
+$(OLDEST)/.installed: .ci/oldest-kernel.txt $(DONE)
 	@test -x $(OLDEST)/bin/pip || $(BIN)/python -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip install -q $$($(BIN)/python shared/tools/pins.py oldest-kernel)
+	@$(OLDEST)/bin/python -m pip install -q -r .ci/oldest-kernel.txt
 	@touch $@
 
 setup: $(DONE)
@@ -53,6 +61,9 @@ lab: $(DONE)
 
 test: $(DONE) $(SITE) $(OLDEST)/.installed
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations=10
+
+test-copied: $(DONE)
+	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py tests/test_doctor.py
 
 check: $(DONE)
 	@$(BIN)/python -m pytest -q tests -m "not slow" $(SIDE_BY_SIDE)

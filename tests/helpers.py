@@ -83,4 +83,7 @@ def pyproject(root: Path = ROOT) -> dict:
 
 def requirement_names(root: Path = ROOT) -> set[str]:
     """The packages that the course depends on."""
-    return {re.split(r"[<>=!~ ]", line)[0] for line in pyproject(root)["project"]["dependencies"]}
+    return {
+        re.split(r"[<>=!~ ]", line)[0]
+        for line in pyproject(root)["project"]["optional-dependencies"]["course"]
+    }

@@ -1,0 +1,165 @@
+"""What is installed: ranges and lock agree, no file names a registry, the wheel holds three tools alone."""
+
+import copy
+import re
+import sys
+import zipfile
+from pathlib import Path
+from shutil import copy as copy_file
+from shutil import copytree, ignore_patterns
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from tests.helpers import ROOT, command, pyproject, python
+from tests.rules import tell
+
+EXTRAS = ("course", "test", "site")
+REGISTRIES = re.compile(
+    r"[\w.-]*(?:pypi|pythonhosted|download\.pytorch|conda\.anaconda|repo\.anaconda|prefix\.dev|conda-forge\.org)"
+    r"[\w.-]*",
+    re.IGNORECASE,
+)
+PLACES = ("*.toml", "*.yml", "*.md", "*.txt", "*.cfg", "Makefile", ".ci/*", ".github/*/*", ".devcontainer/*")
+TOOLS = ("checklist", "doctor", "planner")
+# Imports every module of the package argv[2], which lies in the folder argv[1].
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.path.insert(0, sys.argv[1])
+package = importlib.import_module(sys.argv[2])
+for module in pkgutil.walk_packages(package.__path__, f"{sys.argv[2]}."):
+    importlib.import_module(module.name)
+"""
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def locked(name: str) -> dict[str, str]:
+    """{package: version} of a file in which each line names one version, or only a package."""
+    lines = [line for line in read(name).splitlines() if not line.startswith("#")]
+    pairs = [line.partition("==") for line in lines]
+    return {canonicalize_name(package): version for package, _, version in pairs}
+
+
+def range_problems(project: dict, lock: dict[str, str]) -> list[str]:
+    """Each requirement has a range with both ends, and the lock has a version in it."""
+    found = []
+    extras = project["project"]["optional-dependencies"]
+    for one in [Requirement(line) for extra in EXTRAS for line in extras[extra]]:
+        version = lock.get(canonicalize_name(one.name), "")
+        if not version:
+            found.append(f"{one.name} is not locked")
+        elif version not in one.specifier:
+            found.append(f"{one.name} is locked to {version}, which is outside of {one.specifier}")
+        if {spec.operator for spec in one.specifier} != {">=", "<"}:
+            found.append(f"{one.name} needs a lowest and a highest version")
+    return found
+
+
+def test_ranges_and_lock_agree():
+    tell(range_problems(pyproject(), locked(".ci/constraints.txt")))
+
+
+@pytest.mark.parametrize(
+    ("extra", "old", "new", "expected"),
+    [
+        ("course", "torch>=", "torch>=3,<4", "torch is locked to"),
+        ("course", "tqdm>=", "other>=1,<2", "other is not locked"),
+        ("site", "sphinx>=", "sphinx>=8", "sphinx needs a lowest and a highest version"),
+    ],
+)
+def test_a_disagreement_is_found(extra: str, old: str, new: str, expected: str):
+    project = copy.deepcopy(pyproject())
+    lines = project["project"]["optional-dependencies"][extra]
+    (index,) = [index for index, line in enumerate(lines) if line.startswith(old)]
+    lines[index] = new
+    assert expected in "\n".join(range_problems(project, locked(".ci/constraints.txt")))
+
+
+def test_the_oldest_kernel_is_the_lowest_that_the_ranges_allow():
+    wanted = [Requirement(line) for line in pyproject()["project"]["optional-dependencies"]["course"]]
+    for name, version in locked(".ci/oldest-kernel.txt").items():
+        (one,) = [one for one in wanted if one.name == name]
+        (lowest,) = [spec.version for spec in one.specifier if spec.operator == ">="]
+        assert version in one.specifier and version.startswith(lowest)
+
+
+def test_the_readme_names_the_oldest_torch_that_is_tried():
+    version = locked(".ci/oldest-torch.txt")["torch"].removesuffix(".0")
+    assert f"torch {version}" in read("README.md")
+
+
+def test_conda_installs_what_make_installs():
+    python_line, pip_line, pip = yaml.safe_load(read("environment.yml"))["dependencies"]
+    assert pip_line == "pip"
+    assert python_line.removeprefix("python=") in SpecifierSet(pyproject()["project"]["requires-python"])
+    assert pip["pip"] == ["-c .ci/constraints.txt", "-e .[course,test]"]
+    assert '-c $(VERSIONS) -e ".[course,test]"' in read("Makefile")
+
+
+def registry_problems(root: Path) -> list[str]:
+    """Where packages come from is the reader's choice: no file names a registry."""
+    found = []
+    for path in sorted({path for place in PLACES for path in root.glob(place)}):
+        for name in REGISTRIES.findall(path.read_text(encoding="utf-8")):
+            found.append(f"{path.name} names {name}")
+    return found
+
+
+def test_no_file_names_a_registry():
+    tell(registry_problems(ROOT))
+
+
+@pytest.mark.parametrize("place", ["Makefile", "README.md", "uv.toml", ".ci/run", ".github/workflows/x"])
+def test_a_registry_is_found(place: str, tmp_path: Path):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    host = "download." + "pytorch.org"
+    (tmp_path / place).write_text(f"pip install --index-url https://{host}/whl/cpu torch", encoding="utf-8")
+    assert registry_problems(tmp_path) == [f"{Path(place).name} names {host}"]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_copied_tool_needs_nothing_but_python(tool: str, tmp_path: Path):
+    copytree(ROOT / "shared" / tool, tmp_path / tool)
+    alone = (sys.executable, "-I", "-S", "-c", IMPORT_ALL, tmp_path, tool)
+    done = command(*alone, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    for line in ("import torch", f"from shared.{tool} import *", "from ..runtime import errors"):
+        (tmp_path / tool / "more.py").write_text(f"{line}\n", encoding="utf-8")
+        assert command(*alone, cwd=tmp_path).returncode == 1
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_three_tools_that_run_in_an_empty_environment(tmp_path: Path):
+    source = tmp_path / "source"
+    copytree(ROOT / "shared", source / "shared", ignore=ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        copy_file(ROOT / name, source)
+    no_network = ("--no-deps", "--no-index", "-q")
+    done = python("-m", "pip", "wheel", "--no-build-isolation", *no_network, "-w", tmp_path, source)
+    assert done.returncode == 0, done.stdout
+    (wheel,) = tmp_path.glob("*.whl")
+    modules = [Path(name) for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    assert {module.parent.name for module in modules} == {"shared", *TOOLS}
+
+    empty = tmp_path / "empty"
+    assert python("-m", "venv", "--without-pip", empty).returncode == 0
+    there = empty / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", there)
+    done = command(*pip, "install", *no_network, wheel, root=None)
+    assert done.returncode == 0, done.stdout
+    assert command(*pip, "check", root=None).stdout == "No broken requirements found.\n"
+    copy_file(ROOT / "labs" / "lab_10_train.py", tmp_path)
+    for words, expected in (
+        (("rank-check", "lab_10_train.py"), "lab_10_train.py: "),
+        (("rank-plan", "--model", "8b", "--gpus", "8", "--sequences", "128"), "8,030,261,248 parameters"),
+        (("rank-doctor", "--", there, "-c", "print('ended')"), "ended"),
+    ):
+        done = command(empty / "bin" / words[0], *words[1:], root=None, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
+        assert expected in done.stdout
