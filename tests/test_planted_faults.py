@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from shutil import copy
+from shutil import copy, copytree, ignore_patterns
 
 import nbformat
 import pytest
@@ -11,14 +11,14 @@ import pytest
 from shared.tools.lessons import OTHER_KINDS, cells_of
 from shared.tools.outputs import text_of
 from tests import faults
-from tests.faults import Fault
+from tests.faults import Fault, place_of
 from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
 from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, LEAVES, LEFT, PREDICTED, PREDICTS
 from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
 FAULTS = [fault for lesson in faults.lessons() for fault in faults.faults_of(lesson)]
-LAB_RUN = re.compile(r"\blab_(\d\d_\w+)\.py")
+LAB_RUN = re.compile(r"\blab_(\d\d_\w+)\.py|-m shared\.lesson_(\d\d)\.(\w+)")
 SLIPS = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 
 
@@ -35,6 +35,15 @@ def other_files_of(lesson: str) -> list[Path]:
     return [path for kind in OTHER_KINDS for path in sorted(LABS.glob(f"lab_{lesson}_*.{kind}"))]
 
 
+def launched_modules() -> list[str]:
+    """Modules of ``shared/lesson_NN`` that a lesson starts, as the table names them."""
+    names = []
+    for path in sorted((ROOT / "shared").glob("lesson_*/*.py")):
+        if "__main__" in path.read_text(encoding="utf-8"):
+            names.append(f"{path.parent.name.removeprefix('lesson_')}_{path.stem}")
+    return names
+
+
 def table_problems(labs: list[str], table: list[Fault], excused: list[str]) -> list[str]:
     """What is wrong with the table as such: labs that it does not name, names that it should not hold."""
     named = {fault.lab for fault in table}
@@ -46,9 +55,9 @@ def table_problems(labs: list[str], table: list[Fault], excused: list[str]) -> l
 
 def place_problems(fault: Fault) -> list[str]:
     """What is wrong with the place of a fault in its lab."""
-    lab = LABS / f"lab_{fault.lab}.py"
-    if not lab.is_file() or not (LABS / f"lab_{fault.lab_to_run}.py").is_file():
-        return [f"there is no lab_{fault.lab}.py to plant a fault in, or no lab_{fault.lab_to_run}.py to run"]
+    lab, to_run = place_of(fault.lab, ROOT), place_of(fault.lab_to_run, ROOT)
+    if not lab.is_file() or not to_run.is_file():
+        return [f"there is no {lab.name} to plant a fault in, or no {to_run.name} to run"]
     text = lab.read_text(encoding="utf-8")
     times = text.count(fault.old) if fault.old else 0
     if times != 1:
@@ -64,8 +73,9 @@ def said_without_a_fault() -> dict[str, str]:
     for path in LESSON_PATHS:
         for cell in cells_of(nbformat.read(path, 4), "code"):
             commands = [line for line in cell.source.splitlines() if line.startswith("!")]
-            for lab in LAB_RUN.findall("\n".join(commands)):
-                said[lab] = said.get(lab, "") + text_of(cell)
+            for lab, *module in LAB_RUN.findall("\n".join(commands)):
+                name = lab or "_".join(module)
+                said[name] = said.get(name, "") + text_of(cell)
     return said
 
 
@@ -78,6 +88,7 @@ def words_problems(fault: Fault, said: dict[str, str]) -> list[str]:
 
 def test_each_lab_has_a_planted_fault_and_each_fault_its_place():
     labs = [path.stem.removeprefix("lab_") for path in sorted(LABS.glob("lab_*.py"))]
+    labs += launched_modules()
     excused = [lab for lesson in faults.lessons() for lab in faults.still_without(lesson)]
     problems = table_problems(labs, FAULTS, excused)
     said = said_without_a_fault()
@@ -116,8 +127,9 @@ def test_a_hole_in_the_table_is_found(labs: list[str], named: list[str], excused
 def test_a_fault_without_its_place_is_found(
     fault: Fault, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "lab_90_a.py").write_text("x = 1\nassert x == x\n", encoding="utf-8")
-    monkeypatch.setattr("tests.test_planted_faults.LABS", tmp_path)
+    (tmp_path / "labs").mkdir()
+    (tmp_path / "labs" / "lab_90_a.py").write_text("x = 1\nassert x == x\n", encoding="utf-8")
+    monkeypatch.setattr("tests.test_planted_faults.ROOT", tmp_path)
     problems = place_problems(fault)
     assert (problems == []) == (expected is None)
     assert expected is None or expected in problems[0]
@@ -132,8 +144,8 @@ def test_words_that_prove_nothing_are_found():
     assert words_problems(hello, {"00_digits": "rank 0 was here"}) == expected
 
 
-def planted(fault: Fault, folder: Path) -> Path:
-    """Copy what the lab to run may import into ``folder``, plant the fault, return the lab to run."""
+def copy_labs(fault: Fault, folder: Path) -> None:
+    """Copy the labs that the one to run may import."""
     for lesson in (fault.lesson, fault.lab_to_run[:2]):
         for path in [*labs_of(lesson), *other_files_of(lesson)]:
             copy(path, folder)
@@ -147,24 +159,40 @@ def planted(fault: Fault, folder: Path) -> Path:
     if lab == LEAVES:
         for name in LEFT:
             copy(LABS / f"{name}.py", folder)
-    target = folder / f"lab_{fault.lab}.py"
+
+
+def planted(fault: Fault, root: Path) -> Path:
+    """Copy what the lab to run may import into ``root/labs``, plant the fault, return what is to run.
+
+    Around a module of ``shared`` all labs are copied, and all of ``shared``.
+    """
+    places = [place_of(name, ROOT) for name in (fault.lab, fault.lab_to_run)]
+    if all(place.is_relative_to(LABS) for place in places):
+        (root / "labs").mkdir()
+        copy_labs(fault, root / "labs")
+    else:
+        copytree(LABS, root / "labs", ignore=ignore_patterns("exercises", "__pycache__"))
+        copytree(ROOT / "shared", root / "shared", ignore=ignore_patterns("__pycache__"))
+    target = place_of(fault.lab, root)
     text = target.read_text(encoding="utf-8")
     target.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
-    return folder / f"lab_{fault.lab_to_run}.py"
+    return place_of(fault.lab_to_run, root)
 
 
 def job_of(fault: Fault, folder: Path) -> Job:
     """The launch of the lab that has the fault, all in folders of its own."""
-    labs, own = folder / "labs", folder / "own"
-    labs.mkdir()
+    own = folder / "own"
     own.mkdir()
+    script = planted(fault, folder)
     environment = {name: value.replace("FOLDER", str(own)) for name, value in fault.environment}
+    if (folder / "shared").is_dir():
+        environment["PYTHONPATH"] = str(folder)
     return Job(
-        planted(fault, labs),
+        script,
         [argument.replace("FOLDER", str(own)) for argument in fault.arguments],
         ranks=fault.ranks,
         environment={"RANK_BY_RANK_RESULTS": str(folder / "results"), **environment},
-        folder=labs,
+        folder=folder / "labs",
     )
 
 

@@ -1,10 +1,12 @@
 """``python -m shared.tools.rooms``: the modules of ``shared/``, who imports whom, and a picture of it.
 
-A *room* is a folder of ``shared/``. An *arrow* leads from a module to one that it imports, at the top of its
-text or inside a function. ``make sync`` puts the picture into the README.
+A *room* is a folder of ``shared/``; ``lesson_NN`` stands for those of one lesson each. An *arrow* leads from
+a module to one that it imports, at the top of its text or inside a function. ``make sync`` puts the picture
+into the README.
 """
 
 import ast
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from shared.tools import run_tool
 from shared.tools.lessons import ROOT, cells_of, plain_python, read_lessons
 
 LESSONS = "notebooks and labs"
+OF_A_LESSON = "lesson_NN"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Rooms:
 def room_of(module: str) -> str:
     """``comm`` for ``shared.comm.ring``, and nothing for a module that lies in no room."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 2 else ""
+    return re.sub(r"^lesson_\d\d$", OF_A_LESSON, parts[1]) if len(parts) > 2 else ""
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -137,6 +140,8 @@ def picture(root: Path = ROOT) -> str:
 
 def _duty(root: Path, room: str) -> str:
     """The first line of the room's docstring, up to a colon."""
+    if room == OF_A_LESSON:
+        return "Harness of one lesson each"
     text = (root / "shared" / room / "__init__.py").read_text(encoding="utf-8")
     line = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return line.partition(":")[0].rstrip(".")

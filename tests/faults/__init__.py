@@ -11,6 +11,9 @@ exit code other than 0 and print ``told``, and the fault must not be a slip like
 that a reader might make, and as ``told`` the words of the check that finds it: "AssertionError" alone may be
 another assertion. The lab must not print these words without the fault; the lesson's outputs tell.
 
+"26_gallery" is no lab but ``shared/lesson_26/gallery.py``. Around such a module all labs and all of
+``shared`` are copied.
+
 ``launch="warm"`` (default): ``ranks`` forks of a process that has torch already, in the environment that
 torchrun sets; ``ranks=0`` is a script that is no rank, as ``python LAB`` starts it. ``"torchrun"`` and
 ``"python"`` start the real thing, for labs that start torchrun or processes by themselves, or that measure
@@ -35,6 +38,12 @@ from pathlib import Path
 from typing import Literal
 
 HERE = Path(__file__).parent
+
+
+def place_of(name: str, root: Path) -> Path:
+    """``labs/lab_05_ring.py`` for "05_ring", or for "26_gallery" the module of the lesson's harness."""
+    module = root / "shared" / f"lesson_{name[:2]}" / f"{name[3:]}.py"
+    return module if module.is_file() else root / "labs" / f"lab_{name}.py"
 
 
 @dataclass(frozen=True)

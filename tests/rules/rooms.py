@@ -18,7 +18,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checklist": set(),
     "doctor": set(),
     "planner": set(),
-    "tools": {"runtime", "comm", "training", "checklist", "doctor", "planner"},
+    "lesson_NN": {"runtime", "comm", "training"},
+    "tools": {"runtime", "comm", "training", "checklist", "doctor", "planner", "lesson_NN"},
 }
 STAND_ALONE = ("checklist", "doctor", "planner")
 RUNS_A_TOOL = re.compile(r"-m\s+(shared\.tools(?:\.\w+)*)")

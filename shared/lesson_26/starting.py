@@ -1,9 +1,4 @@
-"""Failures while ranks start, form a group, save, load and end.
-
-Run it:      python labs/lab_26_starting.py
-or:          torchrun --standalone --nproc-per-node=2 labs/lab_26_starting.py module_prefix
-Written by:  notebooks/26_when_it_hangs.ipynb
-"""
+"""Failures while ranks start, form a group, save, load and end."""
 
 import os
 import pickle
@@ -18,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from lab_26_stage import ERROR, WRONG, Case, Config, collector, folder_of_case, other_port, perform
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -26,8 +20,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.lesson_26.stage import ERROR, WRONG, Case, collector, folder_of_case, other_port
 from shared.runtime.ports import HERE, free_port
-from shared.runtime.run import run
 
 CASES: list[Case] = []
 case = collector(CASES)
@@ -417,7 +411,3 @@ def restart_from_nothing(rank: int, cured: bool) -> str:
             if life == 0 and step == 3:
                 break  # this life ends here
     return f"steps made: {made}"
-
-
-if __name__ == "__main__":
-    run(perform, CASES, Config())

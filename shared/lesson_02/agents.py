@@ -1,7 +1,6 @@
 """Three ways in which torchrun itself fails to meet: no rank starts, and what it says helps little.
 
-Run it:      python labs/lab_02_agents.py
-Written by:  notebooks/02_rendezvous.ipynb
+Run it:  python -m shared.lesson_02.agents
 """
 
 import re
@@ -20,9 +19,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTi
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_port
 from shared.runtime.processes import Child
+from shared.runtime.results import ROOT
 from shared.runtime.run import die_with_launcher, run
 
-SCRIPT = str(Path(__file__).with_name("lab_02_five_ways.py"))  # any script: none of its ranks will start
+SCRIPT = str(ROOT / "labs" / "lab_02_five_ways.py")  # any script: none of its ranks will start
 NOWHERE = "no-such-host.invalid"  # RFC 6761: no name below .invalid is ever given out
 
 

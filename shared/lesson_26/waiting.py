@@ -1,9 +1,4 @@
-"""Failures in which a rank waits for something that does not come.
-
-Run it:      python labs/lab_26_waiting.py
-or:          torchrun --standalone --nproc-per-node=2 labs/lab_26_waiting.py both_send_first
-Written by:  notebooks/26_when_it_hangs.ipynb
-"""
+"""Failures in which a rank waits for something that does not come."""
 
 import os
 import sys
@@ -14,15 +9,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
-from lab_26_stage import ANY, ERROR, HANG, Case, Config, collector, other_port, perform
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.lesson_26.stage import ANY, ERROR, HANG, Case, collector, other_port
 from shared.runtime.ports import HERE
-from shared.runtime.run import run
 
 CASES: list[Case] = []
 case = collector(CASES)
@@ -365,7 +359,3 @@ def sizes_differ_with_detail(rank: int, cured: bool) -> float:
     x = torch.ones(4 if cured or rank == 0 else 6)
     dist.all_reduce(x)
     return x[:4].sum().item()
-
-
-if __name__ == "__main__":
-    run(perform, CASES, Config())

@@ -1,9 +1,5 @@
 """Wrong numbers without an error: the run ends well, and its result is not what it should be.
 
-Run it:      python labs/lab_26_wrong.py
-or:          torchrun --standalone --nproc-per-node=2 labs/lab_26_wrong.py local_hits
-Written by:  notebooks/26_when_it_hangs.ipynb
-
 A case returns the number in question. When it is cured, all ranks have the right one.
 """
 
@@ -14,7 +10,6 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from lab_26_stage import WRONG, Case, Config, collector, perform
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from shared.comm.record import record
-from shared.runtime.run import run
+from shared.lesson_26.stage import WRONG, Case, collector
 
 CASES: list[Case] = []
 case = collector(CASES)
@@ -385,7 +380,3 @@ def clipped_before_averaged(rank: int, cured: bool) -> str:
     if cured:
         nn.utils.clip_grad_norm_([p], 1.0)
     return f"gradient {p.grad.item():.2f}"
-
-
-if __name__ == "__main__":
-    run(perform, CASES, Config())

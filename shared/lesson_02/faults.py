@@ -1,7 +1,6 @@
 """Ten ways to miss each other: what each process says, and how they meet after all.
 
-Run it:      python labs/lab_02_faults.py
-Written by:  notebooks/02_rendezvous.ipynb
+Run it:  python -m shared.lesson_02.faults
 """
 
 import os
@@ -301,7 +300,7 @@ def main(cfg: Config) -> None:
     shutil.rmtree(left.parent)
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # alone, to record
-    record_results("lab_02_faults", {"seconds": seconds})
+    record_results("lesson_02_faults", {"seconds": seconds})
 
 
 if __name__ == "__main__":

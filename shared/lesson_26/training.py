@@ -1,13 +1,7 @@
-"""Errors that DDP, FSDP, DTensor and the collectives raise while training.
-
-Run it:      python labs/lab_26_training.py
-or:          torchrun --standalone --nproc-per-node=2 labs/lab_26_training.py unused_parameter
-Written by:  notebooks/26_when_it_hangs.ipynb
-"""
+"""Errors that DDP, FSDP, DTensor and the collectives raise while training."""
 
 import torch
 import torch.distributed as dist
-from lab_26_stage import ERROR, Case, Config, collector, perform
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler
 
-from shared.runtime.run import run
+from shared.lesson_26.stage import ERROR, Case, collector
 
 CASES: list[Case] = []
 case = collector(CASES)
@@ -215,7 +209,3 @@ def shard_loaded_as_whole(rank: int, cured: bool) -> str:
         state[name] = value.full_tensor() if cured else value.to_local()
     nn.Linear(8, 8).load_state_dict(state)
     return "loaded"
-
-
-if __name__ == "__main__":
-    run(perform, CASES, Config())

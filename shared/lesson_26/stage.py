@@ -1,8 +1,5 @@
 """A stage: two ranks play a failure, broken and cured, and what each of them says is compared.
 
-Run it:      python labs/lab_26_stage.py
-Written by:  notebooks/26_when_it_hangs.ipynb
-
 The ranks are forks of one process that has imported torch, so a case takes a fraction of a second.
 """
 
@@ -11,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,11 +20,10 @@ import torch
 import torch._dynamo  # the first optimizer would import it, in each rank
 import torch.distributed as dist
 
-from shared.runtime.errors import CourseError, InputError
-from shared.runtime.group import read_environment
+from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_ports
 from shared.runtime.processes import FORK
-from shared.runtime.run import die_with_launcher, run
+from shared.runtime.run import die_with_launcher
 
 HANG, ERROR, WRONG = "a hang", "an error", "wrong numbers"
 RANKS = 2
@@ -269,54 +264,3 @@ def rows_of(cases: list[Case], cfg: Config) -> list[dict[str, str]]:
     if complaints:
         raise CourseError("\n".join(complaints))
     return rows
-
-
-def chosen(cases: list[Case], names: list[str]) -> list[Case]:
-    known = {case.name: case for case in cases}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InputError(f"there is no case {unknown[0]}; there are {', '.join(known)}")
-    return [known[name] for name in names] or cases
-
-
-def perform(cases: list[Case], cfg: Config) -> None:
-    """The ``main`` of a lab with cases: play all of them, or those that the command line names.
-
-    Under torchrun: be one rank of one case, without a stage, and let its error come through.
-    """
-    names = [word for word in sys.argv[1:] if word != "--cured"]
-    chosen_cases = chosen(cases, names)
-    if "RANK" in os.environ:
-        if len(names) != 1:
-            raise InputError("under torchrun, name one case")
-        rank, _, _ = read_environment()
-        print(f"rank {rank}: {act(chosen_cases[0], rank, '--cured' in sys.argv)}")
-        return
-    for row in rows_of(chosen_cases, cfg):
-        print(f"{row['name']}\n  {row['see']}, {row['rank']}: {row['text']}\n  cured: {row['right']}")
-
-
-def one_rank_only(rank: int, cured: bool) -> float:
-    """A collective that one rank does not call."""
-    x = torch.ones(4)
-    if cured or rank == 0:
-        dist.all_reduce(x)
-    return x.sum().item()
-
-
-def main(cfg: Config) -> None:
-    cases: list[Case] = []
-    collector(cases)(
-        HANG,
-        says={0: "Timed out waiting 2000ms for recv operation to complete", 1: "^4.0$"},
-        right="^8.0$",
-        did="`all_reduce` under `if rank == 0`",
-        cause="one rank does not call it",
-        cure="all ranks call it",
-        lesson="04",
-    )(one_rank_only)
-    perform(cases, cfg)
-
-
-if __name__ == "__main__":
-    run(main, Config())

@@ -1,0 +1,101 @@
+"""The gallery: every case broken and cured in one launch, and a table by what you see.
+
+Run it:  python -m shared.lesson_26.gallery
+or:      python -m shared.lesson_26.gallery CASE ...
+or:      python -m shared.lesson_26.gallery --write notebooks/failures.md
+or:      torchrun --standalone --nproc-per-node=2 -m shared.lesson_26.gallery CASE [--cured]
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from shared.lesson_26 import starting, training, waiting, wrong
+from shared.lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime.group import read_environment
+from shared.runtime.results import ROOT
+from shared.runtime.run import run
+
+CASES = [case for part in (waiting, starting, training, wrong) for case in part.CASES]
+NOTEBOOKS = ROOT / "notebooks"
+TITLES = {
+    HANG: "Nothing moves, and after the time-out an error",
+    ERROR: "An error",
+    WRONG: "No error, but wrong numbers",
+}
+
+
+def link_to(lesson: str) -> str:
+    """A link to a lesson, as a file beside the notebooks sees it."""
+    for path in NOTEBOOKS.glob(f"{lesson}_*.ipynb"):
+        return f"[{lesson}]({path.name})"
+    return lesson
+
+
+def as_code(text: str) -> str:
+    """``text`` in a cell of a Markdown table."""
+    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
+
+
+def table_of(rows: list[dict[str, str]]) -> str:
+    """The gallery in Markdown, ordered by what is seen."""
+    lines = []
+    for see, title in TITLES.items():
+        lines += ["", f"**{title}**", ""]
+        lines += ["| You see | You did | Why | Cure | Lesson | Case |", "|---|---|---|---|---|---|"]
+        for row in sorted((row for row in rows if row["see"] == see), key=lambda row: row["text"].lower()):
+            cells = [as_code(row["text"]), row["did"], row["cause"], row["cure"]]
+            cells += [link_to(row["lesson"]), as_code(row["name"])]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines[1:])
+
+
+def case_named(name: str) -> Case:
+    for case in CASES:
+        if case.name == name:
+            return case
+    raise InputError(f"there is no case {name}; there are {', '.join(case.name for case in CASES)}")
+
+
+def be_one_rank(names: list[str], cured: bool) -> None:
+    """Under torchrun: be one rank of one case, without a stage, and let its error come through."""
+    if len(names) != 1:
+        raise InputError("under torchrun, name one case")
+    rank, _, _ = read_environment()
+    print(f"rank {rank}: {act(case_named(names[0]), rank, cured)}")
+
+
+def show(names: list[str], cfg: Config) -> None:
+    """What is said in these cases."""
+    for row in rows_of([case_named(name) for name in names], cfg):
+        print(f"{row['name']}\n  {row['see']}, {row['rank']}: {row['text']}\n  cured: {row['right']}")
+
+
+def play_all(cfg: Config) -> str:
+    """Play all cases, count them, and return their table."""
+    rows = rows_of(CASES, cfg)
+    for see, title in TITLES.items():
+        print(f"{sum(row['see'] == see for row in rows):3} {title[0].lower()}{title[1:]}")
+    print(f"{len(rows):3} failures, each provoked and each cured")
+    return table_of(rows)
+
+
+def main(cfg: Config, *arguments: str) -> None:
+    names = [word for word in arguments if not word.startswith("--")]
+    if "RANK" in os.environ:
+        be_one_rank(names, "--cured" in arguments)
+        return
+    if len({case.name for case in CASES}) < len(CASES):
+        raise CourseError("two cases have the same name")
+    if arguments[:1] == ("--write",) and names:
+        table = play_all(cfg)
+        Path(names[0]).write_text(f"# Failures by what you see\n\n{table}\n", encoding="utf-8")
+    elif names:
+        show(names, cfg)
+    else:
+        play_all(cfg)
+
+
+if __name__ == "__main__":
+    run(main, Config(), *sys.argv[1:])
