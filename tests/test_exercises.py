@@ -7,12 +7,10 @@ import pytest
 
 from shared.tools.sync import stub_of
 from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done, torchrun
+from tests.launch import Job, run_job
 from tests.rules.labs import ACCEPTED, REJECTED
-from tests.warm import Job, run_job, run_jobs, selected
 
 pytestmark = pytest.mark.slow
-
-AT_ONCE = 3  # some wait half a minute for a message that does not come
 
 
 @dataclass(frozen=True)
@@ -60,45 +58,36 @@ RIGHT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Trial, Done]:
-    """How the checks end that the selected tests ask for, all in one go."""
-    trials = selected(request, "trial")
-    folder = tmp_path_factory.mktemp("stubs")
-    done = run_jobs([trial.job(folder) for trial in trials], AT_ONCE)
-    return dict(zip(trials, done, strict=True))
-
-
 def announced(exercise: str, verdict: str) -> str:
     return f"Exercise {exercise.replace('_', ' ')}: {verdict}"
 
 
 @pytest.mark.parametrize("trial", STUBS, ids=str)
-def test_the_stub_is_not_started(trial: Trial, verdicts: dict[Trial, Done]):
-    done = verdicts[trial]
+def test_the_stub_is_not_started(trial: Trial, tmp_path: Path):
+    done = run_job(trial.job(tmp_path))
     assert (done.returncode, done.stdout) == (0, announced(trial.exercise, "not started") + "\n")
 
 
 @pytest.mark.parametrize("trial", SOLUTIONS, ids=str)
-def test_the_solution_is_right(trial: Trial, verdicts: dict[Trial, Done]):
-    done = verdicts[trial]
+def test_the_solution_is_right(trial: Trial, tmp_path: Path):
+    done = run_job(trial.job(tmp_path))
     assert done.returncode == 0, done.stdout
     assert announced(trial.exercise, "right: ") in done.stdout
     assert len(done.stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize("trial", WRONG, ids=str)
-def test_a_wrong_answer_is_rejected_for_its_reason(trial: Trial, verdicts: dict[Trial, Done]):
+def test_a_wrong_answer_is_rejected_for_its_reason(trial: Trial, tmp_path: Path):
     reason = trial.answer.read_text(encoding="utf-8").splitlines()[0].removeprefix(REJECTED)
-    done = verdicts[trial]
+    done = run_job(trial.job(tmp_path))
     assert done.returncode == 1, done.stdout
     assert reason in done.stdout
 
 
 @pytest.mark.parametrize("trial", RIGHT, ids=str)
-def test_a_right_answer_may_look_unusual(trial: Trial, verdicts: dict[Trial, Done]):
+def test_a_right_answer_may_look_unusual(trial: Trial, tmp_path: Path):
     assert trial.answer.read_text(encoding="utf-8").startswith(ACCEPTED)
-    done = verdicts[trial]
+    done = run_job(trial.job(tmp_path))
     assert done.returncode == 0, done.stdout
     assert announced(trial.exercise, "right: ") in done.stdout
 

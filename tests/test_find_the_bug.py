@@ -9,6 +9,7 @@ import json
 import re
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from shutil import copy
 
 import nbformat
@@ -17,7 +18,7 @@ import pytest
 from shared.checklist.findings import findings
 from shared.tools.lessons import cells_of
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
-from tests.warm import Job, run_jobs, selected
+from tests.launch import Job, run_job
 
 FRAMES = SCRIPTS / "find_the_bug"
 FAILURES = ROOT / "notebooks" / "failures.md"
@@ -89,38 +90,27 @@ def rules_that_find(box: Box, excerpt: str) -> set[str]:
     return {rule for _, rule, _ in findings(script)} - {"leave"}
 
 
-@pytest.fixture(scope="module")
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """{lesson and way: what its ranks print, by rank}, for the lessons whose tests are to run."""
-    jobs = {}
-    for lesson in selected(request, "lesson"):
-        box = box_of(lesson)
-        for way, excerpt in (("broken", box.excerpt), ("cured", box.cure)):
-            folder = tmp_path_factory.mktemp(f"{lesson}_{way}")
-            script = folder / "script.py"
-            script.write_text(framed(lesson, excerpt), encoding="utf-8")
-            copy(FRAMES / "around.py", folder)
-            jobs[f"{lesson} {way}"] = Job(script, [folder, way], RANKS)
-    printed = {}
-    for (name, job), done in zip(jobs.items(), run_jobs(jobs.values()), strict=True):
-        assert done.returncode == 0, f"{name}\n{done.stdout}"
-        files = [job.script.parent / f"rank_{rank}.txt" for rank in range(RANKS)]
-        printed[name] = "".join(file.read_text(encoding="utf-8") for file in files)
-    return printed
+def said(lesson: str, way: str, excerpt: str, folder: Path) -> str:
+    """What the ranks print, by rank."""
+    folder = folder / way
+    folder.mkdir()
+    script = folder / "script.py"
+    script.write_text(framed(lesson, excerpt), encoding="utf-8")
+    copy(FRAMES / "around.py", folder)
+    done = run_job(Job(script, [folder, way], RANKS))
+    assert done.returncode == 0, done.stdout
+    return "".join((folder / f"rank_{rank}.txt").read_text(encoding="utf-8") for rank in range(RANKS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_a_box_prints_what_it_says(lesson: str, said: dict[str, str]):
-    assert is_said(box_of(lesson).says, said[f"{lesson} broken"]), said[f"{lesson} broken"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_the_cure_prints_what_it_says(lesson: str, said: dict[str, str]):
+def test_a_box_and_its_cure_print_what_they_say(lesson: str, tmp_path: Path):
     box = box_of(lesson)
-    assert is_said(box.says_then, said[f"{lesson} cured"]), said[f"{lesson} cured"]
-    assert not is_said(box.says, said[f"{lesson} cured"])
+    broken = said(lesson, "broken", box.excerpt, tmp_path)
+    cured = said(lesson, "cured", box.cure, tmp_path)
+    assert is_said(box.says, broken), broken
+    assert is_said(box.says_then, cured), cured
+    assert not is_said(box.says, cured)
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

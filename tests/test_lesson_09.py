@@ -7,7 +7,7 @@ import pytest
 
 from shared.comm.paced import GBIT, Wire
 from tests.helpers import EXERCISE_FOLDER, ROOT, SCRIPTS
-from tests.warm import warm_torchrun
+from tests.launch import warm_torchrun
 
 LAB = ROOT / "labs" / "lab_09_overlapped.py"
 

@@ -11,7 +11,7 @@ from shared.runtime.options import Options, positive
 from shared.tools import steps
 from shared.training.sync_batch_norm import convert_batch_norm
 from tests.helpers import ROOT, SCRIPTS
-from tests.warm import Job, run_jobs, warm_torchrun
+from tests.launch import Job, run_job, warm_torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 DIFFS = diffs.diffs_of(steps.NOTEBOOK)
@@ -50,12 +50,10 @@ def test_a_difference_that_does_not_fit_is_found(text: str, expected: str):
 
 @pytest.mark.slow
 def test_the_script_runs_after_each_difference(tmp_path: Path):
-    jobs = []
     for number, text in enumerate(VERSIONS[:-1]):
         script = tmp_path / f"step_{number:02}.py"
         script.write_text(text, encoding="utf-8")
-        jobs.append(Job(script, ("--epochs", "1"), ranks=0 if number == 0 else 2))
-    for number, done in enumerate(run_jobs(jobs)):
+        done = run_job(Job(script, ("--epochs", "1"), ranks=0 if number == 0 else 2))
         assert done.returncode == 0, f"{number}: {done.stdout}"
         assert done.stdout.count('"epoch": 1') == 1, f"{number}: {done.stdout}"
 

@@ -14,9 +14,9 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.helpers import ROOT, Done, command, environment, python, torchrun_command
+from tests.launch import warm_torchrun
 from tests.processes import SleepingLab, wait_until
 from tests.test_data import write_idx
-from tests.warm import warm_torchrun
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 SAVED_AND_LEFT = 75

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers import SCRIPTS
-from tests.warm import warm_torchrun
+from tests.launch import warm_torchrun
 
 pytestmark = pytest.mark.slow
 

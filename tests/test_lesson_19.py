@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import ROOT
-from tests.warm import warm_torchrun
+from tests.launch import warm_torchrun
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
 from tests.helpers import ROOT, Done, command, torchrun_command
+from tests.launch import warm_torchrun
 from tests.rules.labs import command_of, exit_code_of, is_plain, starts_with_torchrun
-from tests.warm import warm_torchrun
 
 PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
 # What torchrun itself tells about a rank that has failed and is started again.

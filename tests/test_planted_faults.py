@@ -13,8 +13,8 @@ from shared.tools.outputs import text_of
 from tests import faults
 from tests.faults import Fault, place_of
 from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
+from tests.launch import Job, run_job
 from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, LEAVES, LEFT, PREDICTED, PREDICTS
-from tests.warm import Job, run_jobs, selected
 
 LABS = ROOT / "labs"
 FAULTS = [fault for lesson in faults.lessons() for fault in faults.faults_of(lesson)]
@@ -229,20 +229,14 @@ def test_a_fault_that_goes_unnoticed_is_found(code: int, said: str):
         assert_noticed(fault, Done([], code, said))
 
 
-@pytest.fixture(scope="module")
-def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Fault, Done]:
-    """How the labs end whose faults the selected tests name, all in one go."""
-    faults = [fault for fault in selected(request, "warm") if not place_problems(fault)]
-    jobs = {fault: job_of(fault, tmp_path_factory.mktemp(fault.lab)) for fault in faults}
-    run_jobs([job_before(fault, job) for fault, job in jobs.items() if fault.before])  # however that ends
-    return dict(zip(jobs, run_jobs(jobs.values()), strict=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("warm", [fault for fault in FAULTS if fault.launch == "warm"], ids=name_of)
-def test_a_planted_fault_is_noticed(warm: Fault, ends: dict[Fault, Done]):
+def test_a_planted_fault_is_noticed(warm: Fault, tmp_path: Path):
     assert place_problems(warm) == []
-    assert_noticed(warm, ends[warm])
+    job = job_of(warm, tmp_path)
+    if warm.before:
+        run_job(job_before(warm, job))  # however that ends
+    assert_noticed(warm, run_job(job))
 
 
 @pytest.mark.slow

@@ -1,21 +1,17 @@
-"""The warm launch of ``tests/warm.py`` is as torchrun's, and it notices each way in which a job can fail."""
+"""Launches by forks are as torchrun's, and each way in which a job can fail is noticed."""
 
 import json
-import select
 import signal
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from tests import warm
-from tests.helpers import Done, torchrun
+from tests import launch
+from tests.helpers import Done, python, torchrun
+from tests.launch import SERVERS, TIMED_OUT, Job, run_job
 from tests.processes import wait_until
-from tests.scripts.zygote import Zygote
-from tests.warm import TIMED_OUT, Job, ZygoteDiedError, run_job, run_jobs, selected
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,25 +50,6 @@ def assert_the_next_job_is_unharmed(folder: Path) -> None:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def test_what_is_selected_is_of_this_module_alone():
-    def item(module, **params):
-        return SimpleNamespace(module=module, callspec=SimpleNamespace(params=params))
-
-    mine = SimpleNamespace()
-    notebook = SimpleNamespace(path="00_start_here.ipynb")
-    without_parameters = SimpleNamespace(module=mine)
-    items = [
-        item(mine, trial=1),
-        notebook,
-        without_parameters,
-        item(object(), trial=2),
-        item(mine, other=3),
-        item(mine, trial=1),
-    ]
-    request = SimpleNamespace(module=mine, session=SimpleNamespace(items=items))
-    assert selected(request, "trial") == [1]
 
 
 def test_an_exit_code_is_handed_on(tmp_path: Path):
@@ -131,19 +108,6 @@ if rank == 1:
         pid = int((tmp_path / name).read_text(encoding="utf-8"))
         wait_until(lambda pid=pid: is_gone(pid), f"the {name} is gone")
     assert_the_next_job_is_unharmed(tmp_path)
-
-
-def test_jobs_side_by_side_do_not_meet(tmp_path: Path):
-    jobs = []
-    for number, ranks in enumerate((2, 3, 4, 1)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        jobs.append(Job(script(folder, GOOD), ranks=ranks))
-    done = run_jobs(jobs, at_once=4)
-    for one, job in zip(done, jobs, strict=True):
-        total = float(sum(range(1, job.ranks + 1)))
-        assert one.returncode == 0, one.stdout
-        assert sorted(one.stdout.splitlines()) == [f"rank {rank}: {[total] * 3}" for rank in range(job.ranks)]
 
 
 ALIKE = """
@@ -215,39 +179,64 @@ sys.stdout.write(" ".join(map(str, values)) + "\\n")
     assert len(set(draws)) == 4
 
 
-def test_a_zygote_that_dies_is_told_and_replaced(tmp_path: Path):
+def test_a_server_that_dies_is_replaced(tmp_path: Path):
     launched(tmp_path, GOOD)
-    victim = warm.launches[0].zygotes[1]
+    victim = SERVERS.all[1]._forkserver_pid
     code = f"""{STARTED}
 (here / f"rank {{rank}}").write_text(str(os.getpid()))
 dist.barrier()
 if rank == 0:
-    os.kill({victim.pid}, signal.SIGKILL)
+    os.kill({victim}, signal.SIGKILL)
 time.sleep(600)
 """
-    with pytest.raises(ZygoteDiedError):
-        launched(tmp_path, code)
+    done = launched(tmp_path, code)
+    assert done.returncode != 0
     for rank in range(2):
         pid = int((tmp_path / f"rank {rank}").read_text(encoding="utf-8"))
         wait_until(lambda pid=pid: is_gone(pid), "a rank is gone")
     assert_the_next_job_is_unharmed(tmp_path)
 
 
-def test_a_zygote_with_a_second_thread_does_not_fork():
+def test_no_rank_outlives_pytest(tmp_path: Path):
+    code = f"""{STARTED}
+(here / f"rank {{rank}}").write_text(str(os.getpid()))
+dist.barrier()
+os.kill(int((here / "pytest").read_text()), signal.SIGKILL)
+time.sleep(600)
+"""
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        f"""
+import os
+from pathlib import Path
+from tests.launch import Job, run_job
+if __name__ == "__main__":
+    Path({str(tmp_path / "pytest")!r}).write_text(str(os.getpid()))
+    run_job(Job(Path({str(script(tmp_path, code))!r})))
+""",
+        encoding="utf-8",
+    )
+    assert python(driver).returncode == -signal.SIGKILL
+    for rank in range(2):
+        pid = int((tmp_path / f"rank {rank}").read_text(encoding="utf-8"))
+        wait_until(lambda pid=pid: is_gone(pid), "a rank is gone")
+
+
+def test_a_server_with_a_second_thread_does_not_fork(tmp_path: Path):
     """It would copy locks that the other thread holds."""
-    ready = threading.Event()
-    thread = threading.Thread(target=ready.wait)
-    thread.start()
-    try:
-        with pytest.raises(RuntimeError, match="threads must not fork"):
-            Zygote().fork(1, "0", select.poll())
-    finally:
-        ready.set()
-        thread.join()
+    code = """
+import threading
+from tests import preloaded
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+preloaded.prepare()
+"""
+    done = python(script(tmp_path, code))
+    assert done.returncode == 1
+    assert "2 threads must not fork" in done.stdout
 
 
 def test_elsewhere_the_real_launch_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(warm, "LINUX", False)
-    monkeypatch.setattr(warm, "WarmLaunch", None)
-    done = run_jobs([Job(script(tmp_path, "print('alone')"), ranks=0), Job(tmp_path / "job.py", ranks=2)])
-    assert [(one.returncode, one.stdout) for one in done] == [(0, "alone\n"), (0, "alone\nalone\n")]
+    monkeypatch.setattr(launch, "LINUX", False)
+    monkeypatch.setattr(launch, "SERVERS", None)
+    path = script(tmp_path, "import os; os.write(1, b'alone\\n')")
+    assert [run_job(Job(path, ranks=ranks)).stdout for ranks in (0, 2)] == ["alone\n", "alone\nalone\n"]
