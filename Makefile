@@ -16,15 +16,17 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help setup lab test test-copied run check lesson sync refresh format bench browser site clean
+.PHONY: help setup lab test test-cold test-all test-copied run check lesson sync refresh format bench browser site clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    set everything up"
 	@echo "make lab      set everything up and open the course in JupyterLab"
-	@echo "make test     set everything up and run all tests (minutes)"
+	@echo "make test     set everything up and run the tests (minutes)"
+	@echo "make test-cold  the notebooks as a reader's shell runs them, each lab by torchrun itself"
+	@echo "make test-all   make test, and what needs a browser, Sphinx, Slurm, a second kernel or a soak"
 	@echo "make test-copied TORCH=oldest   run what readers copy on the oldest torch that it is for"
 	@echo "make run      execute every lesson through papermill into runs/ (WORLD_SIZE=4 for 4 ranks)"
 	@echo "make check    the tests that take seconds"
@@ -59,7 +61,13 @@ setup: $(DONE)
 lab: $(DONE)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
-test: $(DONE) $(SITE) $(OLDEST)/.installed
+test: $(DONE)
+	@$(BIN)/python -m pytest -m "not heavy" $(SIDE_BY_SIDE) --durations=10
+
+test-cold: $(DONE)
+	@RANK_BY_RANK_NOTEBOOKS=cold $(BIN)/python -m pytest notebooks $(SIDE_BY_SIDE) --durations=10
+
+test-all: $(DONE) $(SITE) $(OLDEST)/.installed
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations=10
 
 test-copied: $(DONE)

@@ -1,3 +1,3 @@
-"""Loads the plugins for `tests` and `notebooks` alike."""
+"""Loads the plugin for `tests` and `notebooks` alike."""
 
-pytest_plugins = ["tests.nbmake_plugin", "tests.tmpdir_plugin", "tests.order_plugin"]
+pytest_plugins = ["tests.nbmake_plugin"]

@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -22,6 +24,12 @@ HANG_S = 600  # bounds a hang; nothing is measured with it
 SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+@cache
+def scratch() -> tempfile.TemporaryDirectory:
+    """Where commands leave their temporary files: torchrun leaves a folder behind in each run."""
+    return tempfile.TemporaryDirectory(prefix="rank-by-rank-tests-", ignore_cleanup_errors=True)
+
+
 def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
     """A reader's environment: ``python`` is this one, ``shared`` that of ``root``, or None: as installed."""
     unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS")
@@ -31,7 +39,7 @@ def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
         if name not in unwanted and not name.startswith("PYTEST_")
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-    fixed = {"PATH": path, "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu"}
+    fixed = {"PATH": path, "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu", "TMPDIR": scratch().name}
     if root is not None:
         fixed["PYTHONPATH"] = str(root)
     return {**kept, **fixed, **more}
