@@ -1,4 +1,4 @@
-"""Which commands of a notebook are answered warm under nbmake, and that a failure is torchrun's own."""
+"""Which commands of a notebook are answered by forks under nbmake, and that a failure is torchrun's own."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import SCRIPTS, environment
-from tests.warm_notebooks import CHOICE, SOCKET, Server, WarmNotebooks, job_of
+from tests.helpers import ROOT, SCRIPTS, environment
+from tests.warm_notebooks import CHOICE, COLD, SOCKET, Server, WarmNotebooks, job_of
 
 GOOD = """
 import torch.distributed as dist
@@ -28,53 +28,72 @@ def lab(tmp_path: Path) -> Path:
     return path
 
 
-def asked(lab: Path, *arguments: str, **more: str):
-    return job_of([*arguments], lab.parent, environment(**more))
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=3", "lab.py")
 
 
-def test_a_plain_launch_becomes_a_job(lab: Path):
-    job = asked(lab, "--standalone", "--nproc-per-node=3", "lab.py", "--steps", "2", COLOUR="red")
-    assert (job.script, job.ranks, list(job.arguments)) == (lab, 3, ["--steps", "2"])
+def asked(lab: Path, program: str, *arguments: str, **more: str):
+    return job_of(program, [*arguments], lab.parent, environment(**more))
+
+
+@pytest.mark.parametrize(("command", "ranks"), [(TORCHRUN, 3), (("python", "lab.py"), 0)])
+def test_a_plain_launch_becomes_a_job(command: tuple[str, ...], ranks: int, lab: Path):
+    job = asked(lab, *command, "--steps", "2", COLOUR="red")
+    assert (job.script, job.ranks, list(job.arguments)) == (lab, ranks, ["--steps", "2"])
     assert job.folder == lab.parent
     assert job.environment["COLOUR"] == "red"
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "command",
     [
-        (),
-        ("--help",),
-        ("--standalone", "lab.py"),
-        ("--standalone", "--nproc-per-node=two", "lab.py"),
-        ("--standalone", "--nproc-per-node=0", "lab.py"),
-        ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "lab.py"),
-        ("--nnodes=2", "--nproc-per-node=2", "lab.py"),
-        ("--standalone", "--nproc-per-node=2", "no_such_lab.py"),
+        ("torchrun",),
+        ("torchrun", "--help"),
+        ("torchrun", "--standalone", "lab.py"),
+        ("torchrun", "--standalone", "--nproc-per-node=two", "lab.py"),
+        ("torchrun", "--standalone", "--nproc-per-node=0", "lab.py"),
+        ("torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "lab.py"),
+        ("torchrun", "--nnodes=2", "--nproc-per-node=2", "lab.py"),
+        ("torchrun", "--standalone", "--nproc-per-node=2", "no_such_lab.py"),
+        ("python",),
+        ("python", "-m", "json.tool"),
+        ("python", "-c", "print()"),
+        ("python", "no_such_lab.py"),
     ],
 )
-def test_anything_else_is_torchrun_s(arguments: tuple[str, ...], lab: Path):
-    assert asked(lab, *arguments) is None
+def test_anything_else_is_launched_for_real(command: tuple[str, ...], lab: Path):
+    assert asked(lab, *command) is None
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG", "GLOO_SOCKET_IFNAME"])
-def test_what_torch_reads_at_its_import_is_torchrun_s(name: str, lab: Path):
-    command = ("--standalone", "--nproc-per-node=2", "lab.py")
-    assert asked(lab, *command) is not None
-    assert asked(lab, *command, **{name: "7"}) is None
+def test_a_lab_that_looks_at_its_launcher_is_launched_for_real(lab: Path):
+    cold = lab.rename(lab.with_name(next(iter(COLD))))
+    assert asked(lab, *TORCHRUN[:-1], cold.name) is None
+
+
+def test_the_labs_that_look_at_their_launcher_exist():
+    assert [name for name in COLD if not (ROOT / "labs" / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG", "GLOO_SOCKET_IFNAME", "PYTHON_EXEC"]
+)
+def test_what_is_read_before_a_lab_begins_is_launched_for_real(name: str, lab: Path):
+    assert asked(lab, *TORCHRUN) is not None
+    assert asked(lab, *TORCHRUN, **{name: "7"}) is None
 
 
 def test_the_first_lab_of_each_kernel_is_torchrun_s(
     tmp_path: Path, lab: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        "tests.warm_notebooks.run_jobs", lambda _: [subprocess.CompletedProcess([], 0, "said\n")]
+        "tests.warm_notebooks.run_job", lambda _: subprocess.CompletedProcess([], 0, "said\n")
     )
+    program, *arguments = TORCHRUN
     with Server(tmp_path) as server:
-        command = ["--standalone", "--nproc-per-node=2", "lab.py"]
         for kernel in ("a", "b"):
             variables = environment(RANK_BY_RANK_RESULTS=kernel)
-            assert not server.answer(command, str(lab.parent), variables)["warm"]
-            assert server.answer(command, str(lab.parent), variables) == {"warm": True, "output": "said\n"}
+            assert not server.answer(program, arguments, str(lab.parent), variables)["warm"]
+            again = server.answer(program, arguments, str(lab.parent), variables)
+            assert again == {"warm": True, "output": "said\n"}
 
 
 @pytest.mark.slow
@@ -84,14 +103,14 @@ def test_a_shell_gets_what_torchrun_says_and_a_failure_is_torchrun_s_own(
 ):
     import pexpect
 
-    monkeypatch.setenv(CHOICE, "warm")
+    monkeypatch.delenv(CHOICE, raising=False)
     monkeypatch.delenv(SOCKET, raising=False)
     warm = WarmNotebooks()
     warm.start()
     try:
         scripts = str(Path(sys.executable).parent)
         variables = environment() | {
-            "BASH_ENV": str(SCRIPTS / "warm_torchrun.sh"),
+            "BASH_ENV": str(SCRIPTS / "warm_shell.sh"),
             "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
             "RANK_BY_RANK_RESULTS": "a kernel",
         }
@@ -109,8 +128,6 @@ def test_a_shell_gets_what_torchrun_says_and_a_failure_is_torchrun_s_own(
         assert code == 1
         assert b"exitcode  : 3" in said  # torchrun's report
         assert said.count(b"ranks: 2") == 1
-        shell("torchrun --standalone --nproc-per-node=2 lab.py > said.txt 2>&1")
-        assert "exitcode  : 3" in (lab.parent / "said.txt").read_text(encoding="utf-8")
     finally:
         warm.stop()
     assert SOCKET not in os.environ
