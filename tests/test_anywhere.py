@@ -25,7 +25,6 @@ WHERE = (
 )
 REFUSED = "InputError: WORLD_SIZE must be a whole number from 1 to 8, not 0"
 PLACES: dict[str, Callable[[Path], Path]] = {
-    "notebooks": lambda checkout: checkout / "notebooks",
     "root": lambda checkout: checkout,
     "labs": lambda checkout: checkout / "labs",
 }
