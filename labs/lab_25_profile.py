@@ -104,9 +104,11 @@ def check(found: dict[str, list[dict]], ddp: nn.Module) -> str:
     sizes = []
     for step in found["steps"]:
         end = step["ts"] + step["dur"]
-        mine = [one for one in found["communication"] if step["ts"] <= one["ts"] < end]
-        sizes = [one["args"]["Input Dims"][0][0] for one in mine]
+        started = [one for one in found["operations"] if step["ts"] <= one["ts"] < end]
+        sizes = [one["args"]["Input Dims"][0][0][0] for one in started if one["name"] == "c10d::allreduce_"]
         assert sum(sizes) == wanted, f"all-reduced {sum(sizes)} numbers, the model has {wanted}"
+    count = len(found["communication"])
+    assert count == ACTIVE * len(sizes), f"{count} all-reduces in the trace, {len(sizes)} started in a step"
     if not found["kernels"]:  # a CPU: gloo works on two threads of its own
         threads = {one["tid"] for one in found["communication"]}
         assert python_thread not in threads, "gloo works on Python's thread"
