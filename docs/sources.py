@@ -15,9 +15,9 @@ import nbformat
 from docs import failures
 from docs.cheat_sheet import cheat_sheet
 from docs.passages import fenced, sections
+from shared.tools.folding import is_folded
 from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
 
-FOLDED_FROM = 40  # lines
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
 FOR_AUTHORS = ("Layout",)  # sections of the README
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
@@ -84,14 +84,16 @@ def add_project_pages(pages: dict[str, str], root: Path) -> list[str]:
 
 
 def dressed(lesson: Lesson) -> nbformat.NotebookNode:
-    """A lesson with its files folded and its alt texts where myst-nb looks for them."""
+    """A lesson that is folded as in JupyterLab, with its alt texts where myst-nb looks for them."""
     notebook = copy.deepcopy(lesson.notebook)
     for index, cell in enumerate(notebook.cells):
         match = WRITEFILE.match(cell.source)
         if match:
-            text = folded(match[1], cell.source[match.end() :])
+            text = as_file(match[1], cell.source[match.end() :], is_open=not is_folded(cell.source))
             notebook.cells[index] = nbformat.v4.new_markdown_cell(text, id=cell.id)
         elif cell.cell_type == "code":
+            if is_folded(cell.source):
+                cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
             for output in cell.outputs:
                 alt = output.get("metadata", {}).get("image/png", {}).get("alt")
                 if alt:
@@ -99,12 +101,12 @@ def dressed(lesson: Lesson) -> nbformat.NotebookNode:
     return notebook
 
 
-def folded(name: str, body: str) -> str:
-    """A file of the course under a line that tells name, length and purpose; folded when it is long."""
+def as_file(name: str, body: str, is_open: bool) -> str:
+    """A file of the course under a line that tells name, length and purpose."""
     lines = body.count("\n") + 1
     purpose = html.escape(purpose_of(name, body), quote=False)
     purpose = re.sub(r"`+([^`]+)`+", r"<code>\1</code>", purpose)
-    state = "" if lines >= FOLDED_FROM else " open"
+    state = " open" if is_open else ""
     summary = " · ".join([f"<code>{name}</code>", f"{lines} lines", *filter(None, [purpose])])
     head = f'<details class="file"{state}><summary>{summary}</summary>'
     return f"{head}\n\n{fenced(body, LANGUAGES.get(Path(name).suffix, 'text'))}\n\n</details>"

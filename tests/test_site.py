@@ -9,12 +9,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell
 from playwright.sync_api import Browser, sync_playwright
 
 from docs.cheat_sheet import SHEET, cheat_sheet, tabulated
 from docs.links import Checked, check
 from docs.passages import blocks, with_columns
-from docs.sources import LANGUAGES, add_project_pages, dressed, folded, landing_page, settled
+from docs.sources import LANGUAGES, add_project_pages, as_file, dressed, landing_page, settled
 from shared.tools.lessons import WRITEFILE, read_lessons
 from tests.browser import CHROMIUM_OPTIONS, find_chromium
 from tests.helpers import HANG_S, LESSON_PATHS, ROOT, Done, python
@@ -317,21 +318,24 @@ def test_links_to_files_become_pages_or_downloads_and_links_to_folders_become_te
 
 
 def test_a_job_script_is_told_by_its_first_comment():
-    text = folded("labs/lab_90_job.sbatch", "#!/bin/bash\n#SBATCH --nodes=2\n# Two nodes.\nsrun true")
+    text = as_file("labs/lab_90_job.sbatch", "#!/bin/bash\n#SBATCH --nodes=2\n# Two nodes.\nsrun true", True)
     assert "<code>labs/lab_90_job.sbatch</code> · 4 lines · Two nodes.</summary>" in text
     assert "````bash\n#!/bin/bash\n" in text
-    assert "1 lines</summary>" in folded("labs/lab_90_job.yaml", "a: 1")
+    assert "1 lines</summary>" in as_file("labs/lab_90_job.yaml", "a: 1", True)
 
 
-def test_a_long_file_is_folded_and_a_short_one_is_open(tmp_path: Path):
+def test_what_is_folded_in_a_notebook_is_folded_on_the_site(tmp_path: Path):
     (lesson,) = read_lessons(make_course(tmp_path / "course", "90"))
+    lesson.notebook.cells.append(new_code_cell("axis.plot([1])\n" * 8))
     lab, exercise = [cell.source for cell in dressed(lesson).cells if "<details class" in cell.source]
     assert lab.startswith(
-        '<details class="file" open><summary><code>labs/lab_90_small.py</code> · 17 lines · A lab of'
+        '<details class="file"><summary><code>labs/lab_90_small.py</code> · 17 lines · A lab of'
     )
+    assert exercise.startswith('<details class="file" open>')
     assert "%%writefile" not in lab + exercise
+    hidden = ["hide-input" in cell.metadata.get("tags", []) for cell in dressed(lesson).cells]
+    assert hidden == [False] * (len(hidden) - 1) + [True]
     for cell in lesson.notebook.cells:
-        if cell.source.startswith("%%writefile ../labs/lab_"):
-            cell.source += "\n" * 30
-    longer = [cell.source for cell in dressed(lesson).cells if "<details class" in cell.source][0]
-    assert longer.startswith('<details class="file"><summary><code>labs/lab_90_small.py</code> · 47 lines')
+        cell.source = cell.source.replace("from shared.runtime", "from torch.distributed")
+    plain = [cell.source for cell in dressed(lesson).cells if "<details class" in cell.source][0]
+    assert plain.startswith('<details class="file" open>')
