@@ -16,7 +16,7 @@ HEADER = """# {number} · A small lesson
 
 **What does it show?** It shows what a test needs.
 
-Builds on nothing · 5 min · 2 CPU ranks · GPU: not needed
+Builds on nothing · 5 min + 5 min exercise · 2 CPU ranks · GPU: not needed
 """
 LAB = '''"""A lab of the tests.
 
@@ -36,6 +36,7 @@ def main() -> None:
 if __name__ == "__main__":
     run(main)
 '''
+SENTENCES = {"Your turn": "**Exercise 90** · easy · 5 min. Answer."}
 SOLUTION = '''"""Exercise {number}: the answer."""
 
 
@@ -55,7 +56,11 @@ def mini_notebook(number: str = "90") -> nbformat.NotebookNode:
         new_markdown_cell(HEADER.format(number=number)),
         new_code_cell(SET_UP),
         new_code_cell("WORLD_SIZE = 2", metadata={"tags": ["parameters"]}),
-        *(new_markdown_cell(f"## {title}\n\nA sentence.") for title in SECTIONS[:6]),
+        *(
+            new_markdown_cell(f"## {title}\n\n{SENTENCES.get(title, 'A sentence.')}")
+            for title in SECTIONS[:6]
+        ),
+        new_markdown_cell("Folded: proves nothing."),
         new_code_cell(f"%%writefile ../labs/lab_{number}_small.py\n{lab}"),
         new_code_cell(f"%%writefile ../labs/exercises/{number}_small/exercise.py\n{stub}"),
         new_code_cell('print("two", 2)'),

@@ -18,11 +18,14 @@ RULES = (
     cells.section_problems,
     cells.set_up_problems,
     cells.length_problems,
+    cells.folded_problems,
     cells.image_problems,
     cells.starting_problems,
     cells.brace_problems,
 )
 LESSONS = read_lessons()
+# Lessons in which folded labs do not yet stand below a line that says what they do. It may only shrink.
+UNEXPLAINED = {"02", "09", "10", "11", "15", "16", "18", "20", "27"}
 IMAGE = "![{}](../README.md)"
 
 
@@ -57,6 +60,7 @@ PLANTED = {
     "no tag": (untagged, "the second code cell is not tagged"),
     "no WORLD_SIZE": (edited(2, "WORLD_SIZE", "SIZE"), "does not set WORLD_SIZE"),
     "a long cell": (code("1\n" * 26), "has 26 lines"),
+    "a folded lab of which nothing is said": (edited(-6, "Folded: ", ""), "above ../labs/lab_90_small.py"),
     "an image without text": (markdown(IMAGE.format("")), "an image has no alt text"),
     "an html image without text": (markdown("<img src='x.png' alt=''>"), "an image has no alt text"),
     "subprocess": (code("import subprocess"), "a cell uses subprocess"),
@@ -81,7 +85,15 @@ ALLOWED = {
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_lessons_keep_the_rule(rule: Callable):
-    tell(f"{lesson.path.name}: {one}" for lesson in LESSONS for one in rule(lesson.notebook))
+    lessons = LESSONS
+    if rule is cells.folded_problems:
+        lessons = [lesson for lesson in LESSONS if lesson.number not in UNEXPLAINED]
+    tell(f"{lesson.path.name}: {one}" for lesson in lessons for one in rule(lesson.notebook))
+
+
+def test_lessons_that_keep_the_rule_of_folded_labs_are_no_exceptions():
+    broken = {lesson.number for lesson in LESSONS if cells.folded_problems(lesson.notebook)}
+    assert UNEXPLAINED - broken == set()
 
 
 @pytest.mark.parametrize("plant", ALLOWED.values(), ids=ALLOWED)
@@ -112,7 +124,7 @@ def test_headers_bear_the_number_of_their_file():
 
 def test_a_header_of_another_form_is_found(tmp_path: Path):
     notebook = mini_notebook()
-    edited(0, "5 min", "some minutes")(notebook)
+    edited(0, "5 min +", "some minutes")(notebook)
     path = tmp_path / "90_small.ipynb"
     nbformat.write(notebook, path)
     with pytest.raises(InputError, match="not a header"):

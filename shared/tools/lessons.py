@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = re.compile(
     r"# (?P<number>\d\d) · (?P<title>[^\n]+)\n\n"
     r"\*\*(?P<question>[^\n]+\?)\*\* (?P<promise>[^\n]+)\n\n"
-    r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min · (?P<ranks>[^\n·]+) · "
-    r"GPU: (?P<gpu>[^\n·]+)(?:\n|$)"
+    r"Builds on (?P<builds_on>[^\n·]+) · (?P<minutes>\d+) min \+ (?P<exercise>\d+) min exercise · "
+    r"(?P<ranks>[^\n·]+) · GPU: (?P<gpu>[^\n·]+)(?:\n|$)"
 )
 OTHER_KINDS = ("sbatch", "yaml")  # of files that a lesson writes beside its labs
 WRITEFILE = re.compile(

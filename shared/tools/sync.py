@@ -3,6 +3,7 @@
 - ``labs/lab_*`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - Which cells are folded, by the rule of ``shared.tools.folding``.
+- The minutes in each header, and above each folded lab for how long it runs: ``shared.tools.minutes``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
 - The picture of the rooms of ``shared/`` in the README.
 - The README's pictures and tables from the outputs of cells tagged ``readme:NAME``: a picture becomes
@@ -20,6 +21,7 @@ import nbformat
 from shared.tools import run_tool
 from shared.tools.folding import fold
 from shared.tools.lessons import OTHER_KINDS, ROOT, Lesson, cells_of, read_lessons, written_files
+from shared.tools.minutes import Effort, effort_of, read_times, tell_times
 from shared.tools.rooms import picture
 
 BEGIN = "# solution: begin"
@@ -29,6 +31,7 @@ TODO = "raise NotImplementedError  # your turn: replace this line"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
 ROOMS = re.compile(r"(<!-- rooms: written by `make sync` -->\n).*?(\n<!-- rooms: end -->)", re.DOTALL)
 SHOWN = "readme:"  # begins the tag of a cell whose output the README shows, too
+MINUTES = re.compile(r"\d+ min \+ \d+ min exercise")
 MAP = "00_start_here.ipynb#Map-of-the-course"
 
 
@@ -58,16 +61,15 @@ def stub_of(solution: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lesson_table(lessons: list[Lesson], folder: str) -> str:
+def lesson_table(lessons: list[Lesson], efforts: list[Effort], folder: str) -> str:
     """The course map in Markdown; links start with ``folder``."""
-    rows = ["| # | Lesson | Question | Labs | Minutes | GPU |", "|---|---|---|---|---|---|"]
-    for lesson in lessons:
+    rows = ["| # | Lesson | Question | Labs | Minutes + exercise | GPU |", "|---|---|---|---|---|---|"]
+    for lesson, effort in zip(lessons, efforts, strict=True):
         head = lesson.header
         labs = "<br>".join(f"`{Path(name).name}`" for name in lesson.labs)
         link = f"[{head['title']}]({folder}{lesson.path.name})"
-        rows.append(
-            f"| {lesson.number} | {link} | {head['question']} | {labs} | {head['minutes']} | {head['gpu']} |"
-        )
+        minutes = f"{effort.reading} + {effort.exercise}"
+        rows.append(f"| {lesson.number} | {link} | {head['question']} | {labs} | {minutes} | {head['gpu']} |")
     return "\n".join(rows)
 
 
@@ -86,16 +88,20 @@ def links_line(lessons: list[Lesson], index: int) -> str:
 def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     """{path: text it must have} of all that is derived; None for a file that nothing writes."""
     lessons = read_lessons(root)
+    times = read_times(root)
+    efforts = [effort_of(lesson, times.get(lesson.number, {})) for lesson in lessons]
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
         notebook = lesson.notebook
         fold(notebook)
+        tell_times(lesson, times.get(lesson.number, {}))
         head = notebook.cells[0]
-        lines = head.source.split("\n")
+        minutes = f"{efforts[index].reading} min + {efforts[index].exercise} min exercise"
+        lines = MINUTES.sub(minutes, head.source, count=1).split("\n")
         head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = _between(TABLE, lesson_table(lessons, ""), cell.source)
+                cell.source = _between(TABLE, lesson_table(lessons, efforts, ""), cell.source)
             elif cell.source.startswith("%%writefile ../labs/exercises/"):
                 first = cell.source.splitlines()[0]
                 solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
@@ -107,7 +113,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     readme = root / "README.md"
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
-        text = _between(TABLE, lesson_table(lessons, "notebooks/"), text)
+        text = _between(TABLE, lesson_table(lessons, efforts, "notebooks/"), text)
         text = _between(ROOMS, picture(root), text)
         for name, data in shown_in_readme(lessons):
             if "text/markdown" in data:

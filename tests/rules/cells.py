@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
+from shared.tools.folding import is_folded_lab
 from shared.tools.lessons import cells_of
+from shared.tools.minutes import ABOVE
 
 SECTIONS = (
     "You will",
@@ -73,6 +75,17 @@ def length_problems(notebook: NotebookNode) -> list[str]:
         for index, cell in enumerate(notebook.cells)
         if cell.cell_type == "code" and not cell.source.startswith("%%writefile")
         if (lines := len(cell.source.splitlines())) > LONGEST_CELL
+    ]
+
+
+def folded_problems(notebook: NotebookNode) -> list[str]:
+    """Above a folded lab stands a line that says what the lab does."""
+    cells = notebook.cells
+    return [
+        f"above {cell.source.split()[1]} stands no line `Folded: ... .`"
+        for above, cell in zip(cells, cells[1:], strict=False)
+        if cell.cell_type == "code" and is_folded_lab(cell.source)
+        if above.cell_type != "markdown" or not ABOVE.search(above.source)
     ]
 
 
