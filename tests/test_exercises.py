@@ -1,107 +1,158 @@
 """Stubs are not started, right answers are accepted, and each typical wrong one is told what is wrong."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from shared.tools.sync import stub_of
-from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done, torchrun
+from tests.answers import Answer, answers_of, right, solution_of, wrong
+from tests.helpers import EXERCISE_FOLDER, EXERCISES, ROOT, SCRIPTS, Done, torchrun
 from tests.launch import Job, run_job
-from tests.rules.labs import ACCEPTED, REJECTED
 
-pytestmark = pytest.mark.slow
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One answer to one exercise, checked by so many ranks."""
-
-    exercise: str
-    answer: Path
-    ranks: int
-
-    def job(self, folder: Path) -> Job:
-        answer = self.answer
-        if answer == stub_path(self.exercise):  # as a reader gets it, whatever this checkout holds by now
-            answer = folder / f"{self.exercise}.py"
-            answer.write_text(stub_of(solution(self.exercise).read_text(encoding="utf-8")), encoding="utf-8")
-        return Job(SCRIPTS / "patient_check.py", (check_of(self.exercise), "--answer", answer), self.ranks)
-
-    def __str__(self) -> str:
-        return f"{self.exercise}-{self.answer.stem}-{self.ranks}"
+WRONG_ANSWERS_AT_LEAST = 3
+ANSWERS = [(exercise, answer) for exercise in EXERCISES for answer in answers_of(exercise)]
+WRONG = [pair for pair in ANSWERS if not pair[1].is_right]
+RIGHT = [pair for pair in ANSWERS if pair[1].is_right]
 
 
 def check_of(exercise: str) -> Path:
     return EXERCISE_FOLDER / exercise / "check.py"
 
 
-def solution(exercise: str) -> Path:
-    return EXERCISE_FOLDER / exercise / "solution.py"
-
-
-def stub_path(exercise: str) -> Path:
-    return EXERCISE_FOLDER / exercise / "exercise.py"
-
-
-STUBS = [Trial(exercise, stub_path(exercise), 2) for exercise in EXERCISES]
-SOLUTIONS = [Trial(exercise, solution(exercise), ranks) for exercise in EXERCISES for ranks in (2, 3, 4)]
-WRONG = [
-    Trial(exercise, answer, 3)
-    for exercise in EXERCISES
-    for answer in sorted((EXERCISE_FOLDER / exercise / "wrong_answers").glob("*.py"))
-]
-RIGHT = [
-    Trial(exercise, answer, 3)
-    for exercise in EXERCISES
-    for answer in sorted((EXERCISE_FOLDER / exercise / "right_answers").glob("*.py"))
-]
-
-
 def announced(exercise: str, verdict: str) -> str:
     return f"Exercise {exercise.replace('_', ' ')}: {verdict}"
 
 
-@pytest.mark.parametrize("trial", STUBS, ids=str)
-def test_the_stub_is_not_started(trial: Trial, tmp_path: Path):
-    done = run_job(trial.job(tmp_path))
-    assert (done.returncode, done.stdout) == (0, announced(trial.exercise, "not started") + "\n")
+def judged(exercise: str, text: str, ranks: int, folder: Path) -> Done:
+    """How the check of an exercise ends with the answer ``text``."""
+    answer = folder / "exercise.py"
+    answer.write_text(text, encoding="utf-8")
+    return run_job(Job(SCRIPTS / "patient_check.py", (check_of(exercise), "--answer", answer), ranks))
 
 
-@pytest.mark.parametrize("trial", SOLUTIONS, ids=str)
-def test_the_solution_is_right(trial: Trial, tmp_path: Path):
-    done = run_job(trial.job(tmp_path))
+def table_problems(exercise: str, answers: list[Answer], solution: str) -> list[str]:
+    reasons = [answer.told for answer in answers if not answer.is_right]
+    found = []
+    if len(reasons) < WRONG_ANSWERS_AT_LEAST:
+        found.append(f"{exercise} has {len(reasons)} wrong answers, wanted are {WRONG_ANSWERS_AT_LEAST}")
+    if len(set(reasons)) < len(reasons):
+        found.append(f"{exercise}: two wrong answers are rejected for the same reason")
+    for answer in answers:
+        try:
+            text = answer.text(solution)
+            compile(text, exercise, "exec")
+        except (ValueError, SyntaxError) as error:
+            found.append(f"{exercise}: {answer.what} {error}")
+        else:
+            if text == solution or not answer.told:
+                found.append(f"{exercise}: {answer.what} It changes nothing, or expects no words")
+    return found
+
+
+def test_each_exercise_has_answers_that_fit_its_solution():
+    tables = sorted((ROOT / "tests" / "answers").glob("exercise_*.py"))
+    assert [path.stem for path in tables] == [f"exercise_{exercise[:2]}" for exercise in EXERCISES]
+    problems = []
+    for exercise in EXERCISES:
+        problems += table_problems(exercise, answers_of(exercise), solution_of(exercise))
+    assert not problems, "\n".join(problems)
+
+
+SMALL = """
+def double(x):
+    # solution: begin
+    if x:
+        return 2 * x
+    return 0
+    # solution: end
+
+
+def half(x):
+    return x / 2
+"""
+LINES = """
+if x:
+    return 2 * x
+"""
+TABLE = [
+    wrong("", "a", ("2 * x", "3 * x")),
+    wrong("", "b", (LINES, "x += 1")),
+    wrong("", "c", double="return x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([*TABLE, right("", below="double = int")], None),
+        (TABLE[1:], "90_small has 2 wrong answers, wanted are 3"),
+        ([*TABLE, TABLE[0]], "two wrong answers are rejected for the same reason"),
+        ([*TABLE, wrong("", "d", ("x", "y"))], "'x' occurs 5 times, not once"),
+        ([*TABLE, wrong("", "d", ("return x\n", ""))], "'return x\\n' occurs 0 times, not once"),
+        ([*TABLE, wrong("", "d", ("", "y"))], "'' occurs 0 times, not once"),
+        ([*TABLE, wrong("", "d", half="return x")], "no marks in half"),
+        ([*TABLE, wrong("", "d", ("2 * x", "2 x"))], "invalid syntax"),
+        ([*TABLE, wrong("", "d", ("2 * x", "2 * x"))], "It changes nothing"),
+        ([*TABLE, wrong("", "", ("2 * x", "3 * x"))], "expects no words"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_found(answers: list[Answer], expected: str | None):
+    problems = table_problems("90_small", answers, SMALL)
+    assert [expected] == [None] if not problems else expected in problems[0]
+
+
+def test_an_answer_is_indented_as_the_solution_was():
+    assert "    x += 1\n    return 0\n" in TABLE[1].text(SMALL)
+    assert TABLE[2].text(SMALL).startswith("\ndef double(x):\n    return x\n\n\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_stub_is_not_started(exercise: str, tmp_path: Path):
+    done = judged(exercise, stub_of(solution_of(exercise)), 2, tmp_path)
+    assert (done.returncode, done.stdout) == (0, announced(exercise, "not started") + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_right(exercise: str, ranks: int, tmp_path: Path):
+    done = judged(exercise, solution_of(exercise), ranks, tmp_path)
     assert done.returncode == 0, done.stdout
-    assert announced(trial.exercise, "right: ") in done.stdout
+    assert announced(exercise, "right: ") in done.stdout
     assert len(done.stdout.splitlines()) == 1
 
 
-@pytest.mark.parametrize("trial", WRONG, ids=str)
-def test_a_wrong_answer_is_rejected_for_its_reason(trial: Trial, tmp_path: Path):
-    reason = trial.answer.read_text(encoding="utf-8").splitlines()[0].removeprefix(REJECTED)
-    done = run_job(trial.job(tmp_path))
+@pytest.mark.slow
+@pytest.mark.parametrize(("exercise", "answer"), WRONG, ids=lambda part: getattr(part, "what", part))
+def test_a_wrong_answer_is_rejected_for_its_reason(exercise: str, answer: Answer, tmp_path: Path):
+    done = judged(exercise, answer.text(solution_of(exercise)), 3, tmp_path)
     assert done.returncode == 1, done.stdout
-    assert reason in done.stdout
+    assert answer.told in done.stdout
 
 
-@pytest.mark.parametrize("trial", RIGHT, ids=str)
-def test_a_right_answer_may_look_unusual(trial: Trial, tmp_path: Path):
-    assert trial.answer.read_text(encoding="utf-8").startswith(ACCEPTED)
-    done = run_job(trial.job(tmp_path))
+@pytest.mark.slow
+@pytest.mark.parametrize(("exercise", "answer"), RIGHT, ids=lambda part: getattr(part, "what", part))
+def test_a_right_answer_may_look_unusual(exercise: str, answer: Answer, tmp_path: Path):
+    done = judged(exercise, answer.text(solution_of(exercise)), 3, tmp_path)
     assert done.returncode == 0, done.stdout
-    assert announced(trial.exercise, "right: ") in done.stdout
+    assert announced(exercise, "right: ") in done.stdout
 
 
+@pytest.mark.slow
 def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):
     exercise, line = "23_batching_server", '        server = rpc.rpc_sync("worker0", held)\n'
+    told = "round 1: 4 of 4 calls were not answered within 5 s"
+    (waits,) = [answer for answer in answers_of(exercise) if answer.told == told]
+    answer = tmp_path / "exercise.py"
+    answer.write_text(waits.text(solution_of(exercise)), encoding="utf-8")
     text = check_of(exercise).read_text(encoding="utf-8")
     assert line in text
     slow = tmp_path / "check.py"  # rank 1 asks for the server when the others' calls could hold its threads
     slow.write_text(text.replace(line, f"        time.sleep(group.rank % 2)\n{line}"), encoding="utf-8")
-    waits = EXERCISE_FOLDER / exercise / "wrong_answers" / "waits.py"
-    done = run_job(Job(slow, ("--answer", waits), ranks=3))
+    done = run_job(Job(slow, ("--answer", answer), ranks=3))
     assert done.returncode == 1
-    assert "round 1: 4 of 4 calls were not answered within 5 s" in done.stdout
+    assert told in done.stdout
 
 
 def check(answer: Path) -> Done:
@@ -109,6 +160,7 @@ def check(answer: Path) -> Done:
     return torchrun(check_of(EXERCISES[0]), "--answer", answer, ranks=2)
 
 
+@pytest.mark.slow
 def test_a_missing_answer_is_told_in_one_line(tmp_path: Path):
     done = check(tmp_path / "missing.py")
     first = done.stdout.splitlines()[0]
@@ -116,6 +168,7 @@ def test_a_missing_answer_is_told_in_one_line(tmp_path: Path):
     assert first == f"exercise {EXERCISES[0]}: there is no file missing.py; run the cell that writes it"
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path):
     broken = tmp_path / "broken.py"
     broken.write_text("def share_of(:\n", encoding="utf-8")

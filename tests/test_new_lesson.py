@@ -12,7 +12,7 @@ from shared.tools.outputs import text_of
 from shared.tools.sync import differences
 from tests.helpers import ROOT, Done, command, copy_of_checkout, python, torchrun
 from tests.rules import tell
-from tests.rules.labs import REJECTED, exercises_problems, is_plain, lab_problems
+from tests.rules.labs import exercises_problems, is_plain, lab_problems
 from tests.rules.links import link_problems
 from tests.rules.placeholders import placeholder_problems
 from tests.rules.rooms import room_problems
@@ -38,7 +38,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout
     done = make_lesson(root)
     assert done.returncode == 0, done.stdout
-    assert f"wrote {EXERCISE}/wrong_answers/sums.py" in done.stdout.splitlines()
+    assert f"wrote tests/answers/exercise_{NUMBER}.py" in done.stdout.splitlines()
     return root
 
 
@@ -146,15 +146,14 @@ def test_the_notebook_of_a_new_lesson_runs(course: Path):
     assert f"Exercise {NUMBER} less communication: not started" in shown
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", ["solution", "changes_x", "returns_nothing", "sums"])
-def test_the_check_of_a_new_lesson_judges(answer: str, course: Path):
+def test_the_check_of_a_new_lesson_judges(course: Path, tmp_path: Path):
     folder = course / EXERCISE
-    path = folder / "solution.py" if answer == "solution" else folder / "wrong_answers" / f"{answer}.py"
-    done = torchrun(folder / "check.py", "--answer", path, root=course)
-    if answer == "solution":
-        assert done.returncode == 0
-        assert "right: the largest values of 2 ranks. Well done." in done.stdout
-    else:
+    done = torchrun(folder / "check.py", "--answer", folder / "solution.py", root=course)
+    assert done.returncode == 0
+    assert "right: the largest values of 2 ranks. Well done." in done.stdout
+    for answer in load_file(course / "tests" / "answers" / f"exercise_{NUMBER}.py", "answers").ANSWERS:
+        path = tmp_path / "answer.py"
+        path.write_text(answer.text((folder / "solution.py").read_text(encoding="utf-8")), encoding="utf-8")
+        done = torchrun(folder / "check.py", "--answer", path, root=course)
         assert done.returncode == 1
-        assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix(REJECTED) in done.stdout
+        assert answer.told in done.stdout

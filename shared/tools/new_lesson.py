@@ -26,9 +26,7 @@ PLACES = {
     "proof": "labs/lab_@NUMBER@_proof.py",
     "solution": f"{EXERCISE}/solution.py",
     "check": f"{EXERCISE}/check.py",
-    "changes_x": f"{EXERCISE}/wrong_answers/changes_x.py",
-    "returns_nothing": f"{EXERCISE}/wrong_answers/returns_nothing.py",
-    "sums": f"{EXERCISE}/wrong_answers/sums.py",
+    "answers": "tests/answers/exercise_@NUMBER@.py",
     "faults": "tests/faults/lesson_@NUMBER@.py",
 }
 NOTEBOOK = "notebooks/@NUMBER@_@SLUG@.ipynb"

@@ -17,9 +17,6 @@ from shared.tools.lessons import Lesson
 from shared.tools.sync import BEGIN, END
 from tests.helpers import requirement_names
 
-WRONG_ANSWERS_AT_LEAST = 3
-REJECTED = "# rejected: "
-ACCEPTED = "# accepted: "
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_", "lab_27_")
 COMBINES = "lab_22_strategies"  # what it measures is what these lessons proved
@@ -186,19 +183,4 @@ def exercise_problems(name: str, root: Path) -> list[str]:
             found.append(f"{name}: the marks in its solution are not pairs of begin and end")
     if not (folder / "check.py").is_file():
         found.append(f"{name} has no check")
-    wrong = sorted((folder / "wrong_answers").glob("*.py"))
-    if len(wrong) < WRONG_ANSWERS_AT_LEAST:
-        found.append(f"{name} has {len(wrong)} wrong answers, wanted are {WRONG_ANSWERS_AT_LEAST}")
-    reasons = [path.read_text(encoding="utf-8").splitlines()[0] for path in wrong]
-    found += [
-        f"{path.name} does not begin with `{REJECTED}...`"
-        for path, reason in zip(wrong, reasons, strict=True)
-        if not reason.removeprefix(REJECTED).strip() or not reason.startswith(REJECTED)
-    ]
-    if len(set(reasons)) < len(reasons):
-        found.append(f"{name}: two wrong answers are rejected for the same reason")
-    for path in sorted((folder / "right_answers").glob("*.py")):
-        reason = path.read_text(encoding="utf-8").splitlines()[0]
-        if not reason.startswith(ACCEPTED) or not reason.removeprefix(ACCEPTED).strip():
-            found.append(f"{path.name} does not begin with `{ACCEPTED}...`")
     return found
