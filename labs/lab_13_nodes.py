@@ -10,12 +10,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab_13_requeue import Config as RunConfig
-from lab_13_requeue import Launch, Watch, assert_same_end, expect, newest
-
 from shared.runtime.ports import HERE, free_port
 from shared.runtime.results import record_results
 from shared.runtime.run import run
+from shared.training.launches import Launch, Training, Watch, assert_same_end, expect, newest
 
 # Seconds, but for max_attempt: a node is given up after so many missed signs of life. By default 5, 3, 30.
 RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=4,last_call_timeout=1"
@@ -25,7 +23,7 @@ TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTE
 
 @dataclass(frozen=True)
 class Config:
-    run: RunConfig = RunConfig()
+    training: Training = Training(Path(__file__).with_name("lab_10_train.py"))
     processes: tuple[int, int] = (2, 1)  # of node A, which stays, and of B, which comes and goes
     join_after: int = 30
     kill_after: int = 80
@@ -97,14 +95,14 @@ def worlds_of(a: Launch, b: Launch) -> list[list[dict]]:
 def main(cfg: Config) -> None:
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
-        watch = Watch(Path(name), cfg.run)
+        watch = Watch(Path(name), cfg.training)
         try:
             a = start_node(watch, cfg, 0, port)
             unbroken = watch.start("unbroken", [], "unbroken")
             b, together = b_joins(watch, cfg, a, port)
             kept = b_is_lost(watch, a, b)
             expect("exit code of the unbroken run", watch.exit_code(unbroken), 0)
-            assert_same_end(watch.folder / "run", watch.folder / "unbroken", cfg.run)
+            assert_same_end(watch.folder / "run", watch.folder / "unbroken", cfg.training)
             attempts = a.attempts()
         finally:
             watch.close()

@@ -11,15 +11,11 @@ import pytest
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from shared.runtime.processes import is_running
+from shared.training.launches import attempts_in, newest
 from tests.helpers import ROOT, SCRIPTS, python
 
 LABS = ROOT / "labs"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-
-
-@pytest.fixture(scope="module")
-def requeue() -> ModuleType:
-    return load_file(LABS / "lab_13_requeue.py")
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +59,15 @@ STEP = '{{"step": {}, "loss": 1.0}}\n'
         ('{"epoch": 1, "accuracy": 0.9}\nnot JSON\n' + STEP.format(3), [(0, 3)]),
     ],
 )
-def test_attempts_are_read_from_what_rank_0_wrote(requeue: ModuleType, text: str, expected: list):
-    assert [(attempt.first, attempt.last) for attempt in requeue.attempts_in(text)] == expected
+def test_attempts_are_read_from_what_rank_0_wrote(text: str, expected: list):
+    assert [(attempt.first, attempt.last) for attempt in attempts_in(text)] == expected
 
 
-def test_a_save_that_was_not_finished_does_not_count(requeue: ModuleType, tmp_path: Path):
-    assert requeue.newest(tmp_path / "none") == 0
+def test_a_save_that_was_not_finished_does_not_count(tmp_path: Path):
+    assert newest(tmp_path / "none") == 0
     for name in ("step_00000007", "step_00000014", "step_00000021.part"):
         (tmp_path / name).mkdir()
-    assert requeue.newest(tmp_path) == 14
+    assert newest(tmp_path) == 14
 
 
 class ToldGroup:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from shared.lesson_27 import hosts
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT, environment, python
@@ -24,12 +25,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("lab_27_hosts", monkeypatch)
-
-
-@pytest.fixture
-def possible(hosts: ModuleType) -> None:
+def possible() -> None:
     missing = hosts.what_is_missing()
     if missing:
         pytest.skip(missing)
@@ -38,17 +34,17 @@ def possible(hosts: ModuleType) -> None:
 # --- Where hosts cannot be made ---
 
 
-def test_another_system_is_told(hosts: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_another_system_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "Linux" in hosts.what_is_missing()
 
 
-def test_the_package_that_is_missing_is_told(hosts: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_the_package_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hosts.shutil, "which", lambda tool: None if tool == "tc" else tool)
     assert hosts.what_is_missing() == "the command tc was not found: install the package iproute2"
 
 
-def test_what_is_not_allowed_is_told(hosts: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_allowed_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hosts.shutil, "which", lambda tool: tool)
     monkeypatch.setattr(hosts, "ANY_WIRE", "echo Operation not permitted >&2; exit 1")
     told = hosts.what_is_missing()
@@ -58,7 +54,7 @@ def test_what_is_not_allowed_is_told(hosts: ModuleType, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_lab_that_cannot_make_hosts_says_so_and_ends_well(tmp_path: Path):
-    done = python(LABS / "lab_27_hosts.py", PATH="/nonexistent", RANK_BY_RANK_RESULTS=str(tmp_path))
+    done = python("-m", "shared.lesson_27.hosts", PATH="/nonexistent", RANK_BY_RANK_RESULTS=str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines() == [
         "left out: the command unshare was not found: install the package util-linux"
@@ -97,7 +93,7 @@ def launch(possible: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, M
     """The lab that starts torchrun on two hosts, when ranks run on both."""
     settings = environment(RANK_BY_RANK_RESULTS=str(tmp_path), TMPDIR=str(tmp_path))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    lab = subprocess.Popen([sys.executable, LABS / "lab_27_launch.py", "1"], env=settings, **quiet)
+    lab = subprocess.Popen([sys.executable, "-m", "shared.lesson_27.launch", "1"], env=settings, **quiet)
     marked = MarkedProcesses(tmp_path)
     try:
         wait_until(lambda: marked.ranks() >= 2 or lab.poll() is not None, "ranks run on both hosts")
@@ -118,7 +114,7 @@ def test_no_host_is_left(number: int, launch: tuple[subprocess.Popen, MarkedProc
     wait_until(lambda: not marked.commands(), "no process of the lab is left, and so no namespace")
 
 
-def test_a_host_that_fails_takes_the_others_along(possible: None, hosts: ModuleType):
+def test_a_host_that_fails_takes_the_others_along(possible: None):
     with pytest.raises(CourseError, match="node-b: false"), hosts.network(2) as net:
         first = net.hosts[0].pid
         net.hosts[1].ask("false")

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime import slurm
-from shared.runtime.job_script import options_of, tasks_per_node
-from shared.runtime.keeper import Keeper
+from shared.lesson_27 import slurm
+from shared.lesson_27.job_script import options_of, tasks_per_node
+from shared.lesson_27.keeper import Keeper
 from shared.runtime.processes import is_running
 from tests.helpers import HANG_S, ROOT, environment
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's subreapers")
-LAB = ROOT / "labs" / "lab_27_slurm.py"
 JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"
 DAEMON = (
     "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n"
@@ -114,7 +113,9 @@ def test_a_lab_that_is_stopped_leaves_no_daemon_no_job_and_no_folder(stop: signa
     mark = f"MARK_OF_THIS_TEST={tmp_path}"
     told = environment(MARK_OF_THIS_TEST=str(tmp_path), TMPDIR=str(tmp_path))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, LAB], cwd=ROOT, env=told, **quiet) as lab:
+    with subprocess.Popen(
+        [sys.executable, "-m", "shared.lesson_27.requeue"], cwd=ROOT, env=told, **quiet
+    ) as lab:
         try:
             wait_until(lambda: list(tmp_path.glob("*/train-*.log")), "the job runs")
             folders = [path.parent for path in Path("/tmp").glob("slurm-*/slurm.conf") if is_of(path, mark)]

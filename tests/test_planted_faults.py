@@ -14,7 +14,7 @@ from tests import faults
 from tests.faults import Fault, place_of
 from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
 from tests.launch import Job, run_job
-from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, LEAVES, LEFT, PREDICTED, PREDICTS
+from tests.rules.labs import BREAK_THE_SCRIPT, COMBINED, COMBINES, PREDICTED, PREDICTS
 
 LABS = ROOT / "labs"
 FAULTS = [fault for lesson in faults.lessons() for fault in faults.faults_of(lesson)]
@@ -33,15 +33,6 @@ def labs_of(lesson: str) -> list[Path]:
 def other_files_of(lesson: str) -> list[Path]:
     """Job scripts and manifests."""
     return [path for kind in OTHER_KINDS for path in sorted(LABS.glob(f"lab_{lesson}_*.{kind}"))]
-
-
-def launched_modules() -> list[str]:
-    """Modules of ``shared/lesson_NN`` that a lesson starts, as the table names them."""
-    names = []
-    for path in sorted((ROOT / "shared").glob("lesson_*/*.py")):
-        if "__main__" in path.read_text(encoding="utf-8"):
-            names.append(f"{path.parent.name.removeprefix('lesson_')}_{path.stem}")
-    return names
 
 
 def table_problems(labs: list[str], table: list[Fault], excused: list[str]) -> list[str]:
@@ -88,10 +79,10 @@ def words_problems(fault: Fault, said: dict[str, str]) -> list[str]:
 
 def test_each_lab_has_a_planted_fault_and_each_fault_its_place():
     labs = [path.stem.removeprefix("lab_") for path in sorted(LABS.glob("lab_*.py"))]
-    labs += launched_modules()
     excused = [lab for lesson in faults.lessons() for lab in faults.still_without(lesson)]
-    problems = table_problems(labs, FAULTS, excused)
     said = said_without_a_fault()
+    modules = [name for name in said if not place_of(name, ROOT).is_relative_to(LABS)]
+    problems = table_problems([*labs, *modules], FAULTS, excused)
     for fault in FAULTS:
         problems += place_problems(fault) + words_problems(fault, said)
     assert not problems, "\n".join(problems)
@@ -156,9 +147,6 @@ def copy_labs(fault: Fault, folder: Path) -> None:
         for path in sorted(LABS.glob("lab_*.py")):
             if path.name.startswith((*COMBINED, *PREDICTED)):
                 copy(path, folder)
-    if lab == LEAVES:
-        for name in LEFT:
-            copy(LABS / f"{name}.py", folder)
 
 
 def planted(fault: Fault, root: Path) -> Path:

@@ -1,17 +1,12 @@
 """Planted faults of lesson 27; the form is described in ``tests/faults/__init__.py``."""
 
-from pathlib import Path
-
-from shared.runtime import slurm
-from shared.runtime.loading import load_file
+from shared.lesson_27 import hosts, slurm
 from tests.faults import Fault
-
-LABS = Path(__file__).parents[2] / "labs"
 
 
 def no_hosts() -> str | None:
     """Why this machine cannot play several ones."""
-    return load_file(LABS / "lab_27_hosts.py").what_is_missing() or None
+    return hosts.what_is_missing() or None
 
 
 # Machines, wires, launches.
@@ -61,7 +56,7 @@ HOSTS: list[Fault] = [
 ]
 SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
     Fault(
-        "27_slurm",
+        "27_requeue",
         '"--signal=USR1", "--batch"',
         '"--signal=USR1"',
         "the job is not queued again: FAILED",

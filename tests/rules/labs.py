@@ -18,13 +18,11 @@ from shared.tools.sync import BEGIN, END
 from tests.helpers import requirement_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
-BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_", "lab_27_")
+BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
 COMBINES = "lab_22_strategies"  # what it measures is what these lessons proved
 COMBINED = tuple(f"lab_{number}_" for number in range(15, 22))
 PREDICTS = "lab_28_lessons"  # what it plans is what this lesson measures
 PREDICTED = ("lab_22_",)
-LEAVES = "lab_27_slurm"  # it watches the script and compares its end as this lab does
-LEFT = ("lab_13_requeue",)
 PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
 # {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
 NOT_YET_PLAIN: dict[str, str] = {}
@@ -139,7 +137,7 @@ def import_problems(path: Path) -> list[str]:
     if path.name.startswith(BREAK_THE_SCRIPT):
         allowed.add("lab_10_train")
     own_lesson = path.name[: len("lab_NN_")]
-    more = {COMBINES: COMBINED, PREDICTS: PREDICTED, LEAVES: LEFT}
+    more = {COMBINES: COMBINED, PREDICTS: PREDICTED}
     lessons = (own_lesson, *more.get(path.stem, ()))
     return [
         f"{path.name} imports {name}"

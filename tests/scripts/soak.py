@@ -20,7 +20,6 @@ import os
 import random
 import resource
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,11 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.runtime.errors import CourseError, ParityError
-from shared.runtime.loading import load_file
 from shared.runtime.run import run
+from shared.training import launches
 
-LABS = Path(__file__).resolve().parents[2] / "labs"
-lab = load_file(LABS / "lab_13_requeue.py")
 TO_A_RANK = {"SIGKILL of a rank": signal.SIGKILL, "SIGUSR1 to a rank": signal.SIGUSR1}
 TO_THE_LAUNCHER = {"SIGKILL of the launcher": signal.SIGKILL, "SIGTERM to the launcher": signal.SIGTERM}
 FULL_DISK = "full disk"
@@ -46,8 +43,8 @@ LARGEST_ROUNDING = 1e-8  # a step that is lost, or made twice, changes weights b
 
 
 @dataclass(frozen=True)
-class Config(lab.Config):
-    """Of one run, as in the lab."""
+class Config(launches.Training):
+    """Of one run, as in the launches."""
 
     timeout_s: int = 30  # of ranks whose launcher was killed before they asked to die with it
 
@@ -107,26 +104,26 @@ def assert_goes_on(launch, starts: list[int]) -> None:
 def one_launch(watch, name: str, ranks: int, restarts: int, events: list[str], draws: random.Random) -> int:
     """Start it, let it meet with the events, wait for its end, check. Returns how many came in time."""
     checkpoints = watch.folder / "run"
-    starts = [lab.newest(checkpoints)]
+    starts = [launches.newest(checkpoints)]
     with full_disk(FULL_DISK in events):
-        launch = watch.start(name, lab.torchrun(ranks, restarts), "run")
+        launch = watch.start(name, launches.torchrun(ranks, restarts), "run")
     met = []
     for event in events:
         wait_for_a_random_moment(watch, launch, event, len(launch.attempts()) if met else 0, draws)
         if meet(event, watch, launch, draws):
             met.append(event)
-            starts.append(lab.newest(checkpoints))
+            starts.append(launches.newest(checkpoints))
     code = watch.exit_code(launch)
     assert_goes_on(launch, starts)
-    now = lab.newest(checkpoints)
+    now = launches.newest(checkpoints)
     told = f"{ranks} ranks, {restarts} restarts, {' then '.join(met) or 'undisturbed'}"
     print(f"{name}: {told}: from steps {starts} to {now}, exit code {code}", flush=True)
     if now < max(starts):
         raise CourseError(f"the newest checkpoint was that of step {max(starts)}, now it is {now}")
     if FULL_DISK in events and (code == 0 or now != starts[0]):
         raise CourseError("the disk was full, but it ended well, or saved")
-    if (code == 0) != (now == watch.cfg.steps) and not met:
-        raise CourseError(f"{watch.said()}\nnothing happened to it, but it did not end well")
+    if (code == 0) != (now == watch.training.steps) and not met:
+        raise CourseError(f"{watch.errors()}\nnothing happened to it, but it did not end well")
     return len(met)
 
 
@@ -142,9 +139,9 @@ def events_of(left: int, restarts: int, draws: random.Random) -> list[str]:
 
 def is_near(watch, run: str, tolerance: float) -> bool:
     """Whether the end of a run is that of the unbroken one."""
-    cfg = replace(watch.cfg, tolerance=tolerance)
+    cfg = replace(watch.training, tolerance=tolerance)
     try:
-        lab.assert_same_end(watch.folder / run, watch.folder / "unbroken", cfg)
+        launches.assert_same_end(watch.folder / run, watch.folder / "unbroken", cfg)
     except ParityError as error:
         print(error, flush=True)
         return False
@@ -153,11 +150,11 @@ def is_near(watch, run: str, tolerance: float) -> bool:
 
 def assert_same_end(watch) -> float:
     """Return the bound within which the end equals that of the unbroken run."""
-    bound = watch.cfg.tolerance
+    bound = watch.training.tolerance
     if is_near(watch, "run", bound):
         return bound
-    control = watch.start("control", lab.torchrun(3), "control")
-    lab.expect("exit code of the control", watch.exit_code(control), 0)
+    control = watch.start("control", launches.torchrun(3), "control")
+    launches.expect("exit code of the control", watch.exit_code(control), 0)
     while not is_near(watch, "control", bound):
         bound *= 10
         if bound > LARGEST_ROUNDING:
@@ -170,18 +167,18 @@ def assert_same_end(watch) -> float:
 def survive(kills: int, draws: random.Random, cfg: Config) -> int:
     """One run to its end, with at most ``kills`` events. Returns how many there were."""
     with tempfile.TemporaryDirectory() as folder:
-        watch = lab.Watch(Path(folder), cfg)
+        watch = launches.Watch(Path(folder), cfg)
         try:
             unbroken = watch.start("unbroken", [], "unbroken")
             met = 0
             number = 0
-            while lab.newest(watch.folder / "run") < cfg.steps:
+            while launches.newest(watch.folder / "run") < cfg.steps:
                 number += 1
                 ranks = draws.randint(1, 3)
                 restarts = draws.randint(0, 1)
                 events = events_of(kills - met, restarts, draws)
                 met += one_launch(watch, f"launch {number}", ranks, restarts, events, draws)
-            lab.expect("exit code of the unbroken run", watch.exit_code(unbroken), 0)
+            launches.expect("exit code of the unbroken run", watch.exit_code(unbroken), 0)
             bound = assert_same_end(watch)
         finally:
             watch.close()
@@ -203,5 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(LABS))
     run(main)

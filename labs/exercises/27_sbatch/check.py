@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from shared.lesson_27.job_script import options_of, run_by_bash
+from shared.lesson_27.slurm import ENDED, Slurm, missing
 from shared.runtime.errors import CourseError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
-from shared.runtime.job_script import options_of, run_by_bash
-from shared.runtime.slurm import ENDED, Slurm, missing
 
 NODES = ("n1", "n2")
 GPUS = 4  # of a node

@@ -1,10 +1,9 @@
 """Machines on this machine: each has a name, an address, processes of its own, and a cable of a known speed.
 
 A host is a process in namespaces of its own. When it ends, the kernel ends all that runs on this host and
-removes its network. So nothing is left behind, however this lab ends. Linux only.
+removes its network. So nothing is left behind, however this process ends. Linux only.
 
-Run it:      python labs/lab_27_hosts.py
-Written by:  notebooks/27_many_machines.ipynb
+Run it:  python -m shared.lesson_27.hosts
 """
 
 import ctypes
@@ -29,7 +28,6 @@ NAMES = ("node-a", "node-b", "node-c", "node-d")
 TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 SYSTEM_TOOLS = "/usr/sbin"  # there Debian keeps ip and tc
 OWN_SPACES = ("--net", "--uts", "--mount", "--pid")  # network, host name, mounts, processes
-INSIDE = "RANK_BY_RANK_HOSTS"  # set when this lab was started again as the root of a user namespace
 BUCKET = 32 * 1024  # bytes that a host may send at once after a rest
 HEADERS = 14 + 20 + 32  # bytes of Ethernet, IP and TCP with time stamps, in each packet
 LONGEST_SEGMENT = 1514 - HEADERS
@@ -77,7 +75,7 @@ def what_is_missing() -> str:
     )
 
 
-def run_with_hosts(main, cfg: object, *arguments: str) -> None:
+def run_with_hosts(name: str, main, cfg: object, *arguments: str) -> None:
     """``run(main, cfg, *arguments)`` if this machine can play several ones; else say what is missing.
 
     A user who is not root becomes root of a user namespace, where that is allowed.
@@ -85,7 +83,7 @@ def run_with_hosts(main, cfg: object, *arguments: str) -> None:
     missing = what_is_missing()
     if missing:
         print(f"left out: {missing}")
-        run(record_results, Path(sys.argv[0]).stem, {"left out": missing})
+        run(record_results, name, {"left out": missing})
     if os.geteuid() != 0:
         os.execvp("unshare", ["unshare", "--user", "--map-root-user", sys.executable, *sys.argv])
     run(main, cfg, *arguments)
@@ -275,4 +273,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    run_with_hosts(main, Config())
+    run_with_hosts("lesson_27_hosts", main, Config())

@@ -1,4 +1,4 @@
-"""A Slurm of its own for one run: real daemons in a temporary folder, without root. Taught in lesson 27.
+"""A Slurm of its own for one run: real daemons in a temporary folder, without root.
 
 Nothing of a Slurm that this machine may have is used or changed. A node is a ``slurmd``; all run here.
 Linux only.
@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from shared.lesson_27.keeper import Keeper
 from shared.runtime.errors import CourseError
-from shared.runtime.keeper import Keeper
 from shared.runtime.ports import HERE, free_ports, is_taken
 
 PACKAGES = "slurm-wlm munge"  # of Debian and Ubuntu

@@ -1,4 +1,4 @@
-"""A process that starts others and leaves none of them behind, however its owner ends. Taught in lesson 27.
+"""A process that starts others and leaves none of them behind, however its owner ends.
 
 Daemons leave their parents: they fork twice, begin sessions of their own, and outlive who started them. The
 keeper is their *subreaper* (prctl(2)): a process below it whose parent ends becomes the keeper's own child,

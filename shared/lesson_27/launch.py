@@ -1,7 +1,8 @@
 """Labs of this course on two machines, as they are, with torchrun on each and 100 Mbit/s between them.
 
-Run it:      python labs/lab_27_launch.py
-Written by:  notebooks/27_many_machines.ipynb
+Run it:  python -m shared.lesson_27.launch 2
+
+The last word is the number of ranks on each machine.
 """
 
 import json
@@ -14,25 +15,23 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab_27_hosts import Host, Network, network, run_with_hosts, sent
-
+from shared.lesson_27.hosts import Host, Network, network, run_with_hosts, sent
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.results import ROOT, record_results
 from shared.runtime.run import die_with_launcher
+from shared.training.launches import Training, assert_same_end
 
-WHO = Path(__file__).with_name("lab_27_who.py")
-LABS = ROOT / "labs"  # those of other lessons
+LABS = ROOT / "labs"
+WHO = LABS / "lab_27_who.py"
 PORT = 29500
 MARK = re.compile(r"^\[default\d+\]:", re.MULTILINE)  # --tee puts the local rank before each line
-TRAIN = ["--float64", "--epochs=1", "--log-every=1", "--save-every=29"]
+TRAINING = Training(epochs=1, steps=29, save_every=29)
 
 
 @dataclass(frozen=True)
 class Config:
     hosts: int = 2
     mbit: int = 100
-    steps: int = 29  # of one epoch
-    tolerance: float = 1e-12
     patience_s: float = 240.0
 
 
@@ -117,28 +116,6 @@ def show_logs(folder: Path, host: Host) -> None:
     print(f"logs of {host.name}: " + ", ".join(shown))
 
 
-def newest(checkpoints: Path, steps: int) -> list[tuple]:
-    """(name, tensor) of every weight and its momentum in the last checkpoint of a training."""
-    import torch  # not at the top: a launcher does not need it
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    file = checkpoints / "end.pt"
-    dcp_to_torch_save(checkpoints / f"step_{steps:08d}", file)
-    end = torch.load(file)
-    momentum = end["optimizer"]["state"]
-    buffers = [(f"momentum of {name}", one["momentum_buffer"]) for name, one in momentum.items()]
-    return sorted([*end["model"].items(), *buffers], key=lambda pair: pair[0])
-
-
-def assert_same_end(alone: Path, together: Path, cfg: Config) -> int:
-    """All numbers of two trainings are equal; returns how many were compared."""
-    from shared.training.parity import assert_all_equal
-
-    ends = [newest(folder, cfg.steps) for folder in (together, alone)]
-    assert_all_equal("the end on two machines", *ends, cfg.tolerance)
-    return sum(tensor.numel() for _, tensor in ends[0])
-
-
 def main(cfg: Config, *arguments: str) -> None:
     if len(arguments) > 1 or not all(one.isdecimal() and 1 <= int(one) <= 8 for one in arguments):
         raise InputError("give the number of ranks on each machine, from 1 to 8")
@@ -150,27 +127,26 @@ def main(cfg: Config, *arguments: str) -> None:
         print(first.wait(cfg.patience_s), end="")
         show_logs(folder / "who", net.hosts[1])
 
-        script = LABS / "lab_10_train.py"
-        single = [sys.executable, str(script), *TRAIN, f"--checkpoints={folder / 'alone'}"]
+        script, one_process, two_machines = TRAINING.script, folder / "alone", folder / "two"
+        single = [sys.executable, str(script), *TRAINING.options(one_process)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         alone = subprocess.Popen(single, **quiet, preexec_fn=die_with_launcher)
         told = {}
         ring = Job(net, 1, folder / "ring", LABS / "lab_05_ring.py")
         print(f"\nlab_05_ring.py, as it is:\n{ring.wait(cfg.patience_s)}", end="")
         told["lab_05_ring"] = ring.sent()
-        training = Job(
-            net, 1, folder / "train", LABS / "lab_10_train.py", *TRAIN, f"--checkpoints={folder / 'two'}"
-        )
+        training = Job(net, 1, folder / "train", script, *TRAINING.options(two_machines))
         lines = training.wait(cfg.patience_s).splitlines()
         told["lab_10_train"] = training.sent()
         if alone.wait(timeout=cfg.patience_s) != 0:
             raise CourseError(f"the training in one process ended with exit code {alone.returncode}")
-        count = assert_same_end(folder / "alone", folder / "two", cfg)
+        count = assert_same_end(two_machines, one_process, TRAINING)
     steps = [json.loads(line) for line in lines if line.startswith('{"step"')]
     print(f"\nlab_10_train.py, as it is: {len(steps)} steps on two machines")
-    print(f"{count:,} numbers, weights and momentum, equal those of one process within {cfg.tolerance:.0e}")
-    record_results("lab_27_launch", {"sent": told})
+    within = f"within {TRAINING.tolerance:.0e}"
+    print(f"{count:,} numbers, weights and momentum, equal those of one process {within}")
+    record_results("lesson_27_launch", {"sent": told})
 
 
 if __name__ == "__main__":
-    run_with_hosts(main, Config(), *sys.argv[1:])
+    run_with_hosts("lesson_27_launch", main, Config(), *sys.argv[1:])

@@ -47,7 +47,7 @@ PROGRAMS = {
 if [ "$1" = "show" ]; then printf '%s\\n' $NAMES_OF_NODES; fi
 """,
     "srun": """#!/bin/bash
-exec @python@ -m shared.runtime.job_script "$@"
+exec @python@ -m shared.lesson_27.job_script "$@"
 """,
 }
 

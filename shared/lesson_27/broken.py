@@ -1,7 +1,6 @@
 """What goes wrong between machines, and the cure of each: names, network cards, cables, agents.
 
-Run it:      python labs/lab_27_broken.py
-Written by:  notebooks/27_many_machines.ipynb
+Run it:  python -m shared.lesson_27.broken
 """
 
 import os
@@ -18,9 +17,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lab_27_hosts import Host, Network, network, run_with_hosts
-from lab_27_wire import ranks_on
 
+from shared.lesson_27.hosts import Host, Network, network, run_with_hosts
+from shared.lesson_27.ranks import ranks_on
 from shared.runtime.errors import CourseError
 from shared.runtime.processes import FORK
 from shared.runtime.results import record_results
@@ -308,7 +307,7 @@ def main(cfg: Config) -> None:
         print(f"cable out for good: after the time-out of {CABLE_S} s all ranks fail")
         rows += [*of_agents, store_is_lost(together, others, cfg)]
         print("agents: one that is alone gives up, and one whose store is lost cannot go on")
-    record_results("lab_27_broken", {"table": table(rows), "rows": [asdict(row) for row in rows]})
+    record_results("lesson_27_broken", {"table": table(rows), "rows": [asdict(row) for row in rows]})
 
 
 def table(rows: list[Row]) -> str:
@@ -319,4 +318,4 @@ def table(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    run_with_hosts(main, Config())
+    run_with_hosts("lesson_27_broken", main, Config())

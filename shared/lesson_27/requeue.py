@@ -1,10 +1,8 @@
 """The training script under a real Slurm: out of time, preempted, a node lost; it ends equal each time.
 
-The job script is labs/lab_27_train.sbatch, the training script labs/lab_10_train.py, both as they are. What
-this lab asks of an end, it asks as labs/lab_13_requeue.py does.
+The job script is labs/lab_27_train.sbatch, the training script labs/lab_10_train.py, both as they are.
 
-Run it:      python labs/lab_27_slurm.py
-Written by:  notebooks/27_many_machines.ipynb
+Run it:  python -m shared.lesson_27.requeue
 """
 
 import os
@@ -15,35 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from lab_13_requeue import Attempt, assert_same_end, attempts_in, expect, newest
 
+from shared.lesson_27.slurm import ADDRESSES, ENDED, Slurm, environment_of, missing
 from shared.runtime.errors import CourseError
-from shared.runtime.results import record_results
+from shared.runtime.results import ROOT, record_results
 from shared.runtime.run import die_with_launcher, run
-from shared.runtime.slurm import ADDRESSES, ENDED, Slurm, environment_of, missing
+from shared.training.launches import Attempt, Training, assert_same_end, attempts_in, expect, newest
 
-HERE = Path(__file__).resolve().parent
-JOB_SCRIPT = HERE / "lab_27_train.sbatch"
-SCRIPT = HERE / "lab_10_train.py"
+JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "240"  # torchrun's patience with a rank that saves, else 30 s
 
 
 @dataclass(frozen=True)
-class Config:
-    """Steps are counted when they are done."""
-
+class Config(Training):
     nodes: tuple[str, ...] = ADDRESSES  # three; the job takes two of them
-    epochs: int = 6
-    steps: int = 174  # 6 epochs of 29
-    save_every: int = 7
     events: tuple[int, int, int] = (30, 60, 90)  # the step after which a job is held, and something happens
-    tolerance: float = 1e-12
-
-    def options(self, checkpoints: Path) -> list[str]:
-        """Of the script. In float64, so that rounding does not hide a mistake."""
-        numbers = [f"--epochs={self.epochs}", f"--save-every={self.save_every}", "--log-every=1"]
-        return ["--float64", "--augment", *numbers, f"--checkpoints={checkpoints}"]
 
 
 class Job:
@@ -53,7 +38,7 @@ class Job:
         self.slurm = slurm
         self.checkpoints = folder / "run"
         options = cfg.options(self.checkpoints)
-        self.number = slurm.submit(str(JOB_SCRIPT), str(SCRIPT), *options, folder=folder)
+        self.number = slurm.submit(str(JOB_SCRIPT), str(cfg.script), *options, folder=folder)
         self.log = folder / f"train-{self.number}.log"
         self.errors = folder / f"train-{self.number}.err"
 
@@ -71,19 +56,19 @@ class Job:
             if len(attempts) > attempt and attempts[attempt].last >= step:
                 return True
             if self.state() in ENDED:
-                raise CourseError(f"{self.said()}\nthe job ended before step {step}: {self.state()}")
+                raise CourseError(f"{self.last_errors()}\nthe job ended before step {step}: {self.state()}")
             return False
 
         self.slurm.until(reached, f"step {step}")
 
     def ranks(self) -> dict[str, psutil.Process]:
         """{node: the rank that runs there}."""
-        found = {}
+        ranks: dict[str, psutil.Process] = {}
         for node in self.slurm.nodes:
             for pid in sorted(self.slurm.processes_of(node)):
                 if "RANK" in environment_of(pid):
-                    found.setdefault(node, psutil.Process(pid))
-        return found
+                    ranks.setdefault(node, psutil.Process(pid))
+        return ranks
 
     def hold(self) -> list[str]:
         """Stop the ranks where they are, and return their nodes. They would be done before Slurm acts.
@@ -99,7 +84,7 @@ class Job:
         """Wait until Slurm has put it into the queue again, and spare it the wait there."""
         self.slurm.start_now(self.number)
 
-    def said(self) -> str:
+    def last_errors(self) -> str:
         return self.errors.read_text(encoding="utf-8")[-2000:] if self.errors.is_file() else ""
 
 
@@ -172,13 +157,13 @@ def main(cfg: Config) -> None:
     reason = missing()
     if reason:
         print(f"not run here: {reason}")
-        record_results("lab_27_slurm", {})
+        record_results("lesson_27_requeue", {})
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = cfg.options(folder / "unbroken")
         unbroken = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *options],
+            [sys.executable, str(cfg.script), *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **ENVIRONMENT},
@@ -194,7 +179,7 @@ def main(cfg: Config) -> None:
         print(f"attempt {number}: ended by {row['ended by']}")
     print(f"one job, {len(EVENTS)} requeues, exit code 0; the log of all attempts is one file")
     print(f"weights and momentum equal those of the unbroken run within {cfg.tolerance:.0e}")
-    record_results("lab_27_slurm", {"rows": rows, "steps": cfg.steps, "save every": cfg.save_every})
+    record_results("lesson_27_requeue", {"rows": rows, "steps": cfg.steps, "save every": cfg.save_every})
 
 
 if __name__ == "__main__":
