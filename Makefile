@@ -1,4 +1,4 @@
-# The targets a reader needs: lab, test, run. Those who write lessons: lesson, sync, check, refresh, format, bench.
+# The targets a reader needs: lab, test, run. Those who write lessons: sync, check, refresh, format.
 # TORCH=oldest: with the oldest torch on which what readers copy is tested, in an environment of its own.
 PYTHON ?= python3
 TORCH ?= newest
@@ -18,7 +18,7 @@ SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help setup lab test test-cold test-all test-copied run check lesson sync refresh format bench browser site clean
+.PHONY: help setup lab test test-cold test-all test-copied run check sync refresh format bench browser site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,11 +30,10 @@ help:
 	@echo "make test-copied TORCH=oldest   run what readers copy on the oldest torch that it is for"
 	@echo "make run      execute every lesson through papermill into runs/ (WORLD_SIZE=4 for 4 ranks)"
 	@echo "make check    the tests that take seconds"
-	@echo "make lesson   write the skeleton of a lesson, and run it (N=29 TITLE='Another lesson')"
 	@echo "make sync     write labs, stubs and tables from the notebooks"
 	@echo "make refresh  execute the lessons that changed and keep their outputs"
 	@echo "make format   format labs, shared and tests, and put the labs back into their cells"
-	@echo "make bench    measure the helpers and the lessons (minutes)"
+	@echo "make bench    compare the training script with a bare DDP loop, and half precision with float32"
 	@echo "make browser  run lesson 00 in JupyterLab in a headless Chromium (LESSONS='01 02' for others)"
 	@echo "make site     build the web site of the course into docs/_build/html, without running anything"
 
@@ -79,10 +78,6 @@ check: $(DONE)
 run: $(DONE)
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
 
-lesson: $(DONE)
-	@$(BIN)/python -m shared.tools.new_lesson -- "$$N" "$$TITLE"
-	@$(BIN)/python -m shared.tools.refresh "$$N"
-
 sync: $(DONE)
 	@$(BIN)/python -m shared.tools.sync
 
@@ -95,7 +90,7 @@ format: $(DONE)
 	@$(BIN)/python -m shared.tools.format
 
 bench: $(DONE)
-	@$(BIN)/python -m shared.tools.bench
+	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=2 -m shared.tools.bench
 
 browser: $(DONE)
 	@$(if $(LESSONS),LESSONS="$(LESSONS)") $(BIN)/python -m pytest -q -rs tests/test_browser.py

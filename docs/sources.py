@@ -22,10 +22,8 @@ LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
 FOR_AUTHORS = ("Layout",)  # sections of the README
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
-MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.DOTALL | re.MULTILINE)
 PLACE = re.compile(r"\[([^\[\]]*)\]\(#([^)\s]+)\)")
 TITLE = re.compile(r"^#+ (.+)$", re.MULTILINE)
-DESCRIPTION = re.compile(r"accDescr: (.*)")
 DOORS = """{.doors}
 [Begin with lesson 00](notebooks/00_start_here.ipynb)
 [Cheat sheet](cheat_sheet.md)
@@ -134,7 +132,6 @@ def landing_page(readme: str, gallery: str) -> str:
 def settled(text: str, root: Path) -> str:
     """A page as it stands on the site: without comments, and without links that lead to no page."""
     text = COMMENT.sub("", text).replace("](README.md", "](index.md")
-    text = MERMAID.sub(lambda match: "".join(DESCRIPTION.findall(match[0])), text)
     text = LINK.sub(lambda match: match[1] if (root / match[2]).is_dir() else match[0], text)
     places = {github_slug(title): slug(title) for title in TITLE.findall(text)}
 

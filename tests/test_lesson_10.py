@@ -7,7 +7,6 @@ from torch import nn
 
 from shared.runtime import diffs
 from shared.runtime.errors import InputError
-from shared.runtime.options import Options, positive
 from shared.tools import steps
 from shared.training.sync_batch_norm import convert_batch_norm
 from tests.helpers import ROOT, SCRIPTS
@@ -77,17 +76,3 @@ def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None, tmp_path
 def test_what_our_batch_norm_does_not_do_is_refused():
     with pytest.raises(ValueError, match="only with affine"):
         convert_batch_norm(nn.Sequential(nn.BatchNorm1d(3, affine=False)))
-
-
-def test_help_is_printed_by_rank_0_only(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    for rank, words in (("0", True), ("1", False)):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(SystemExit):
-            Options(description="of a test").parse_args(["--help"])
-        assert ("of a test" in capsys.readouterr().out) == words
-
-
-def test_a_count_is_positive():
-    assert positive("3") == 3
-    with pytest.raises(ValueError):
-        positive("0")

@@ -66,14 +66,8 @@ def test_the_dev_container_is_set_up_by_make():
     assert base and python == f"python={base[1]}"
 
 
-def test_pre_commit_has_the_linters_of_make_check():
-    (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
-    assert repo["repo"] == "local"  # no versions beside the pins
-    entries = {hook["entry"].removeprefix(".venv/bin/python -m ") for hook in repo["hooks"]}
-    assert entries == {
-        "ruff check",
-        "ruff format --check",
-        "codespell_lib",
-        "mypy",
-        "shared.tools.sync --check",
-    }
+def test_the_layout_in_the_readme_is_that_of_the_course():
+    layout = read("README.md").partition("## Layout")[2]
+    places = re.findall(r"^\| `([\w/]+/)`", layout, re.MULTILINE) + re.findall(r"`(tests/\w+/)`", layout)
+    assert {"notebooks/", "labs/", "labs/exercises/NN_name/", "shared/", "tests/rules/"} <= set(places)
+    assert [place for place in places if not list(ROOT.glob(place.replace("NN_name", "*")))] == []

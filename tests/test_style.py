@@ -1,15 +1,21 @@
-"""Code is clean for ruff and mypy, texts are clean for codespell, and all of them notice a fault."""
+"""The linters of .pre-commit-config.yaml are content, and each of them notices a fault."""
 
+import re
+import sys
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import nbformat
 import pytest
+import yaml
 
-from shared.tools.format import CODE
+from shared.tools.lessons import cells_of, read_lessons
 from shared.tools.outputs import clean
-from tests.helpers import LESSON_PATHS, ROOT, Done, notebook_of, python
+from tests.helpers import LESSON_PATHS, ROOT, Done, command, notebook_of
 from tests.rules.links import markdown_of
 
+(REPOSITORY,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+LINTERS = {hook["id"]: hook["entry"] for hook in REPOSITORY["hooks"]}
 SLIP = "from shared.comm.record import least_bytes\n\nleast_bytes('all_reduce', 'eight', 2)\n"
 LONG = "def f(x):\n" + "    print(x)\n" * 51
 TANGLED = (
@@ -17,51 +23,45 @@ TANGLED = (
 )
 
 
-def ruff(*arguments: str | Path) -> Done:
-    return python("-m", "ruff", *arguments, "--no-cache", "--config", ROOT / "pyproject.toml")
+def linter(name: str, *paths: str | Path, cwd: Path = ROOT) -> Done:
+    """Run a linter as pre-commit does, or on other ``paths``."""
+    program, *options = LINTERS[name].split()
+    here = Path(sys.executable).parent / Path(program).name
+    if not here.exists():
+        pytest.skip(f"{here.name} is not installed: `make setup`")
+    return command(here, *options, *paths, root=cwd, cwd=cwd)
 
 
-def mypy(*paths: str | Path) -> Done:
-    return python("-m", "mypy", "--config-file", ROOT / "pyproject.toml", *paths)
-
-
-def codespell(*paths: str | Path) -> Done:
-    return python("-m", "codespell_lib", *paths)
-
-
-def test_code_and_notebooks_are_clean():
-    done = ruff("check", *CODE, "notebooks")
+@pytest.mark.parametrize("name", LINTERS)
+def test_a_linter_is_content(name: str):
+    done = linter(name)
     assert done.returncode == 0, done.stdout
 
 
-def test_code_is_formatted():
-    done = ruff("format", "--check", *CODE, "notebooks")
-    assert done.returncode == 0, f"run `make format`\n{done.stdout}"
-
-
-def test_texts_are_spelled_right(tmp_path: Path):
-    texts = []
-    for path in LESSON_PATHS:
-        texts.append(tmp_path / f"{path.stem}.md")
-        texts[-1].write_text(markdown_of(path), encoding="utf-8")
-    done = codespell(*CODE, *ROOT.glob("*.md"), "CITATION.cff", *texts)
+def test_lessons_are_spelled_right(tmp_path: Path):
+    for path in LESSON_PATHS:  # codespell passes over notebooks: in their outputs it would find slips
+        (tmp_path / f"{path.stem}.md").write_text(markdown_of(path), encoding="utf-8")
+    done = linter("codespell", tmp_path)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text", "expected"),
+    ("name", "text", "expected"),
     [
-        (("check",), "import os\n", "F401"),
-        (("format", "--check"), "x = [1,2]\n", "1 file would be reformatted"),
-        (("check",), TANGLED, "C901"),
-        (("check",), LONG, "PLR0915"),
+        ("ruff-check", "import os\n", "F401"),
+        ("ruff-check", TANGLED, "C901"),
+        ("ruff-check", LONG, "PLR0915"),
+        ("ruff-format", "x = [1,2]\n", "1 file would be reformatted"),
+        ("codespell", "# We " + "rec" + "ieve a tensor.\n", "==> receive"),
+        pytest.param("mypy", SLIP, 'incompatible type "str"; expected "int"', marks=pytest.mark.slow),
     ],
 )
-def test_untidy_code_is_found(arguments: tuple[str, ...], text: str, expected: str, tmp_path: Path):
-    path = tmp_path / "untidy.py"
+def test_a_fault_is_found(name: str, text: str, expected: str, tmp_path: Path):
+    path = tmp_path / "faulty.py"
     path.write_text(text, encoding="utf-8")
-    done = ruff(*arguments, path)
-    assert done.returncode == 1
+    settings = ("--no-cache", "--config", ROOT / "pyproject.toml") if name.startswith("ruff") else ()
+    done = linter(name, *settings, path)
+    assert done.returncode != 0
     assert expected in done.stdout
 
 
@@ -74,27 +74,40 @@ def test_an_untidy_cell_is_found(cell: str, code: int, tmp_path: Path):
     notebook = notebook_of(cell)
     clean(notebook)  # ruff passes over a notebook that does not say that it is Python
     nbformat.write(notebook, path)
-    assert ruff("format", "--check", path).returncode == code
-
-
-def test_types_agree():
-    done = mypy()
-    assert done.returncode == 0, done.stdout
+    assert linter("ruff-format", "--no-cache", path).returncode == code
 
 
 @pytest.mark.slow
-def test_a_wrong_type_is_found(tmp_path: Path):
-    path = tmp_path / "slip.py"
-    path.write_text(SLIP, encoding="utf-8")
-    done = mypy(path)
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        (
+            "runtime/ports.py",
+            "from shared.comm import p2p",
+            "shared.runtime is not allowed to import",
+        ),
+        (
+            "comm/p2p.py",
+            "def f():\n    from ..training import data",
+            "shared.comm is not allowed to import",
+        ),
+        ("training/parity.py", "import shared.tools.lessons", "shared.training is not allowed to import"),
+        ("planner/errors.py", "import shared.doctor.job", "shared.planner is not allowed to import"),
+        ("runtime/errors.py", "from shared.runtime import run", "No circles BROKEN"),
+        ("corridor.py", "x = 1", "shared.corridor"),
+    ],
+)
+def test_a_wrong_import_is_found(name: str, line: str, expected: str, tmp_path: Path):
+    copytree(ROOT / "shared", tmp_path / "shared", ignore=ignore_patterns("__pycache__"))
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    with (tmp_path / "shared" / name).open("a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")
+    done = linter("lint-imports", cwd=tmp_path)
     assert done.returncode == 1
-    assert 'incompatible type "str"; expected "int"' in done.stdout
+    assert expected in re.sub(r"\s+", " ", done.stdout)
 
 
-@pytest.mark.slow
-def test_a_slip_in_a_text_is_found(tmp_path: Path):
-    path = tmp_path / "text.md"
-    path.write_text("We " + "rec" + "ieve a tensor.\n", encoding="utf-8")
-    done = codespell(path)
-    assert done.returncode != 0
-    assert "==> receive" in done.stdout
+def test_no_lesson_leans_on_the_tools_of_authors():
+    for lesson in read_lessons():
+        for cell in cells_of(lesson.notebook, "code"):
+            assert "shared.tools" not in cell.source, f"{lesson.path.name}: {cell.id}"

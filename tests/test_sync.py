@@ -12,7 +12,6 @@ from shared.tools.lessons import OTHER_KINDS, cells_of, inputs_digest, read_less
 from shared.tools.sync import derived_files, differences, write_all
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course
-from tests.rules import tell
 
 LAB = "labs/lab_90_small.py"
 NOTEBOOK = "notebooks/90_small.ipynb"
@@ -31,10 +30,6 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def test_everything_derived_is_in_sync():
-    tell((f"{name} {problem}" for name, problem in found_in(ROOT).items()), cure="run `make sync`")
 
 
 def test_each_lab_has_one_owner():
@@ -86,16 +81,6 @@ def test_a_stale_table_is_found_in_the_readme(course: Path):
     )
     assert found_in(course) == {"README.md": "differs from its source"}
     assert "[A small lesson](notebooks/90_small.ipynb)" in derived_files(course)[readme]
-
-
-@pytest.mark.slow
-def test_a_stale_picture_of_the_rooms_is_found_in_the_readme(course: Path):
-    readme = course / "README.md"
-    readme.write_text(
-        "<!-- rooms: written by `make sync` -->\nstale\n<!-- rooms: end -->\n", encoding="utf-8"
-    )
-    assert found_in(course) == {"README.md": "differs from its source"}
-    assert "comm --> runtime" in derived_files(course)[readme]
 
 
 @pytest.mark.slow

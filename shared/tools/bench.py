@@ -1,143 +1,133 @@
-"""``make bench``: what the helpers and the lessons cost, side by side in one run. Not a test.
+"""``make bench``: the training script's loop beside a bare DDP loop, and half precision beside float32.
 
-Every figure is the median of some runs, taken in turns so that all see the same load.
+Not a test. All loops run in one process group and take rounds of steps in turns, so that they see the same
+load; medians count.
 """
 
-import argparse
-import os
-import re
-import shutil
+import contextlib
+import io
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import nbformat
-
-from shared.runtime.errors import CourseError
-from shared.runtime.options import positive
-from shared.tools import run_tool
-from shared.tools.lessons import ROOT, cells_of, read_lessons
-
-EMPTY = "pass\n"
-BY_HAND = """
+import torch
 import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-dist.destroy_process_group()
-"""
-WITH_HELPER = """
-from shared.runtime.group import process_group
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from shared.runtime.group import Group, process_group
+from shared.runtime.loading import load_file
+from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
-def main():
-    with process_group():
-        pass
-run(main)
-"""
-COMMAND = re.compile(r"^!", re.MULTILINE)
+from shared.tools.lessons import ROOT
+
+SCRIPT = ROOT / "labs" / "lab_10_train.py"
+DIGITS = ("--data", "digits", "--batch-size", "48")
+RESNET = ("--data", "random", "--side", "64", "--model", "resnet18", "--batch-size", "32")
+WARM_UP = 5
+ROUNDS = 15
+STEPS = 50  # of a round; a tenth of it for resnet18
+
+Loop = Callable[[int], None]  # takes so many steps
 
 
-def seconds(command: list[str], folder: Path) -> float:
-    """Seconds of one command. Raises ``CourseError`` if it fails."""
-    started = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    if done.returncode:
-        raise CourseError(f"exit code {done.returncode}: {' '.join(command)}")
-    return time.perf_counter() - started
+def endless(loader: DataLoader, next_epoch: Callable[[int], None]) -> Iterator[list[torch.Tensor]]:
+    """Batch after batch, epoch after epoch."""
+    epoch = 0
+    while True:
+        next_epoch(epoch)
+        yield from loader
+        epoch += 1
 
 
-def in_turns(commands: dict[str, list[str]], folder: Path, repeats: int) -> dict[str, float]:
-    """{name: median seconds} of commands run one after the other, ``repeats`` times round."""
-    taken: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(repeats):
-        for name, command in commands.items():
-            taken[name].append(seconds(command, folder))
-    return {name: statistics.median(times) for name, times in taken.items()}
+def loop_of_the_script(script: Any, arguments: tuple[str, ...], ranks: Any) -> Loop:
+    """All that the script does for a step: the step, the log, the stop sign."""
+    options = script.parse([*arguments, "--epochs", "1000"])
+    data = script.load_data(options, ranks)
+    loader, _ = script.loaders(data, options, ranks)
+    trainer = script.Trainer(data, options, ranks)
+    stop_sign = script.StopSign(ranks)
+    steps = 1000 * len(loader)
+    with contextlib.redirect_stderr(io.StringIO()):  # where its bar goes
+        log = script.Log(options, ranks, trainer, None, steps)
+    batches = endless(loader, lambda epoch: loader.batch_sampler.start_at(epoch, 0))
+
+    def take(count: int) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            for _ in range(count):
+                images, labels = next(batches)
+                log.note(trainer.train_step(images, labels, steps))
+                stop_sign.seen_by_all()
+
+    return take
 
 
-def torchrun(script: str | Path, ranks: int) -> list[str]:
-    return ["torchrun", "--standalone", f"--nproc-per-node={ranks}", str(script)]
+def bare_loop(script: Any, arguments: tuple[str, ...], ranks: Any) -> Loop:
+    """The least that trains the same model on the same data with DDP."""
+    options = script.parse(list(arguments))
+    data = script.load_data(options, ranks)
+    sampler: DistributedSampler = DistributedSampler(data.train, drop_last=True)
+    loader = DataLoader(data.train, options.batch_size // ranks.size, sampler=sampler, drop_last=True)
+    ddp = DistributedDataParallel(script.build(data, options, ranks), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    batches = endless(loader, sampler.set_epoch)
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            images, labels = next(batches)
+            loss = F.cross_entropy(ddp(images.to(ranks.device)), labels.to(ranks.device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return take
 
 
-def bench_helper(repeats: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        commands = {}
-        for name, code in {
-            "empty script": EMPTY,
-            "group by hand": BY_HAND,
-            "our helper": WITH_HELPER,
-        }.items():
-            path = Path(folder) / f"{name.replace(' ', '_')}.py"
-            path.write_text(code, encoding="utf-8")
-            commands[name] = torchrun(path, 2)
-        times = in_turns(commands, Path(folder), repeats)
-    print("\ntorchrun with 2 ranks, seconds")
-    for name, took in times.items():
-        print(f"  {name:32} {took:6.2f}")
-    print(f"  helper / by hand {times['our helper'] / times['group by hand']:.2f}")
+def in_turns(loops: dict[str, Loop], steps: int) -> dict[str, list[float]]:
+    """{name: seconds of a step in each round}."""
+    for take in loops.values():
+        take(WARM_UP)
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(ROUNDS):
+        for name, take in loops.items():
+            dist.barrier()
+            started = time.perf_counter()
+            take(steps)
+            dist.barrier()
+            seconds[name].append((time.perf_counter() - started) / steps)
+    return seconds
 
 
-def seconds_of_labs(executed: Path) -> float:
-    """Seconds of the cells that run a command, as papermill noted them."""
-    cells = cells_of(nbformat.read(executed, 4), "code")
-    return sum(cell.metadata.papermill.duration for cell in cells if COMMAND.search(cell.source))
+def print_ratios(title: str, seconds: dict[str, list[float]]) -> None:
+    """Milliseconds of a step, and times the first row's step: medians of the rounds."""
+    print_on_rank_0(f"{title:40} ms/step   ratio")
+    first = next(iter(seconds.values()))
+    for name, taken in seconds.items():
+        ratio = statistics.median(own / other for own, other in zip(taken, first, strict=True))
+        print_on_rank_0(f"  {name:38} {1e3 * statistics.median(taken):7.2f} {ratio:7.3f}")
 
 
-def bench_lessons(repeats: int) -> None:
-    print("\nlessons through papermill, seconds; of these, cells that run labs; ratio")
-    for lesson in read_lessons():
-        with tempfile.TemporaryDirectory() as folder:
-            executed = Path(folder) / "out.ipynb"
-            command = [sys.executable, "-m", "papermill", str(ROOT / lesson.path), str(executed)]
-            rounds = []
-            for _ in range(repeats):
-                took = seconds([*command, "--no-progress-bar", "-k", "python3"], ROOT / "notebooks")
-                rounds.append((took, seconds_of_labs(executed)))
-        took, labs = (statistics.median(column) for column in zip(*rounds, strict=True))
-        print(f"  {lesson.path.stem:32} {took:6.2f} {labs:6.2f} {took / labs:5.2f}")
+def bench(group: Group) -> None:
+    script = load_file(SCRIPT, "lab_10_train")
+    for_signals = dist.new_group(backend="gloo")
+    ranks = script.Ranks(group.rank, group.world_size, group.device, for_signals, for_signals)
+    for title, arguments, steps in (("digits", DIGITS, STEPS), ("resnet18, 64 x 64", RESNET, STEPS // 10)):
+        with contextlib.redirect_stdout(io.StringIO()):  # what the script says of batch norm
+            loops = {
+                "bare DDP loop": bare_loop(script, arguments, ranks),
+                "the script, --clip 0": loop_of_the_script(script, (*arguments, "--clip", "0"), ranks),
+                "the script": loop_of_the_script(script, arguments, ranks),
+                "the script, --amp bf16": loop_of_the_script(script, (*arguments, "--amp", "bf16"), ranks),
+            }
+        print_ratios(title, in_turns(loops, steps))
 
 
-def bench_ring(repeats: int) -> None:
-    from shared.runtime.results import load_results
-
-    print("\nring against gloo's all_reduce: bytes per second, ratio of medians")
-    for ranks in (2, 4):
-        ratios = []
-        for _ in range(repeats):
-            seconds(torchrun("labs/lab_05_cost.py", ranks), ROOT)
-            cost = load_results("lab_05_cost", ranks)[0]
-            ratios.append(
-                [g / r for g, r in zip(cost["medians"]["gloo"], cost["medians"]["ring"], strict=True)]
-            )
-        for size, column in zip(cost["sizes"], zip(*ratios, strict=True), strict=True):
-            if size >= 1 << 20:
-                print(f"  {ranks} ranks, {size >> 20:3} MiB: {statistics.median(column):.2f}")
-
-
-def bench_script(ranks: int = 2) -> None:
-    """The training script's loop beside a bare one; it takes turns by itself."""
-    print(f"\ntraining script of lesson 10, {ranks} ranks", flush=True)
-    launcher = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
-    subprocess.run([*launcher, "-m", "shared.training.bench_train"], cwd=ROOT, check=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure helpers, labs, notebooks and the ring.")
-    parser.add_argument("--repeats", type=positive, default=3, help="runs of each command; the median counts")
-    repeats = parser.parse_args().repeats
-    scripts = Path(sys.executable).parent
-    os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    assert shutil.which("torchrun"), "torchrun was not found"
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first run")
-    bench_helper(repeats)
-    bench_ring(repeats)
-    bench_script()
-    bench_lessons(repeats)
-    return 0
+def main() -> None:
+    with process_group(timeout_s=300, report=False) as group:
+        bench(group)
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run(main)

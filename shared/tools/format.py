@@ -12,8 +12,6 @@ import nbformat
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, WRITEFILE, cells_of, read_lessons
 
-CODE = ("shared", "labs", "tests", "docs", "conftest.py")
-
 
 def labs_into_cells(root: Path = ROOT) -> None:
     """Replace the body of each ``%%writefile`` cell by its file. Stubs come from solutions: ``make sync``.
@@ -38,9 +36,9 @@ def ruff(*arguments: str, root: Path) -> int:
 
 
 def main() -> int:
-    code = ruff("check", "--fix", "--select", "I", *CODE, root=ROOT)
+    code = ruff("check", "--fix", "--select", "I", root=ROOT)
     if code == 0:
-        code = ruff("format", *CODE, "notebooks", root=ROOT)
+        code = ruff("format", root=ROOT)
     if code == 0:
         labs_into_cells()
     return code

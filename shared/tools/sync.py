@@ -5,7 +5,6 @@
 - Which cells are folded, by the rule of ``shared.tools.folding``.
 - The minutes in each header, and above each folded lab for how long it runs: ``shared.tools.minutes``.
 - The line of links under each header, the map in lesson 00 and the table in the README.
-- The picture of the rooms of ``shared/`` in the README.
 - The README's pictures and tables from the outputs of cells tagged ``readme:NAME``: a picture becomes
   ``notebooks/images/NAME.png``, a table stands between the marks of that name.
 """
@@ -22,14 +21,12 @@ from shared.tools import run_tool
 from shared.tools.folding import fold
 from shared.tools.lessons import OTHER_KINDS, ROOT, Lesson, cells_of, read_lessons, written_files
 from shared.tools.minutes import Effort, effort_of, read_times, tell_times
-from shared.tools.rooms import picture
 
 BEGIN = "# solution: begin"
 FOUND = "# solution: found"
 END = "# solution: end"
 TODO = "raise NotImplementedError  # your turn: replace this line"
 TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
-ROOMS = re.compile(r"(<!-- rooms: written by `make sync` -->\n).*?(\n<!-- rooms: end -->)", re.DOTALL)
 SHOWN = "readme:"  # begins the tag of a cell whose output the README shows, too
 MINUTES = re.compile(r"\d+ min \+ \d+ min exercise")
 MAP = "00_start_here.ipynb#Map-of-the-course"
@@ -114,7 +111,6 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
         text = _between(TABLE, lesson_table(lessons, efforts, "notebooks/"), text)
-        text = _between(ROOMS, picture(root), text)
         for name, data in shown_in_readme(lessons):
             if "text/markdown" in data:
                 marks = re.compile(
