@@ -39,7 +39,8 @@ def test_the_workflow_runs_what_the_makefile_has():
     workflow = yaml.safe_load(text)
     assert strangers(text) == set()
     assert strangers("run: make tests") == {"tests"}
-    assert {"run": "make test"} in workflow["jobs"]["test"]["steps"]
+    assert {"run": "bash .ci/run"} in workflow["jobs"]["test"]["steps"]
+    assert strangers(read(".ci/run")) == set()
     steps = workflow["jobs"]["site"]["steps"]
     (upload,) = [step["with"]["path"] for step in steps if "upload-pages-artifact" in step.get("uses", "")]
     assert upload == "docs/_build/html"
