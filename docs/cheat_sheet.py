@@ -36,7 +36,6 @@ COMMANDS = (
     Source("01", "The options of torchrun", "--nnodes ", columns=("option", "default", "meaning")),
     Source("27", "The lab", "on node-a:", only="    "),
     Source("27", "Reading the result", "| option |"),
-    Source("13", "The same on Slurm", "```bash\n#SBATCH"),
     Source("27", "Slurm", "| Line |"),
     Source("26", "A doctor for any script", "    rank-doctor"),
     Source("10", "The checklist", "Give it the paths of your own scripts"),
@@ -67,7 +66,7 @@ STRATEGIES = (
     Source("22", "Reading the result", "| what you have | take |"),
     Source("22", "Reading the result", "Both runs in one table."),
     Source("22", "Reading the result", "| strategy |"),
-    Source("22", "What it costs", "The table's formulas"),
+    Source("22", "What it costs", "Leave out embeddings"),
     Source("22", "What it costs", "| | bytes | grows with |"),
 )
 SHEET = {

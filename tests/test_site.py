@@ -262,6 +262,11 @@ def test_a_faulty_page_is_found(body: str, expected: str, tmp_path: Path):
 # How pages are put together
 
 
+def test_the_cheat_sheet_finds_its_passages():
+    failures = (ROOT / "notebooks" / "failures.md").read_text(encoding="utf-8")
+    assert cheat_sheet(read_lessons(), failures).startswith("# Cheat sheet")
+
+
 def test_the_cheat_sheet_names_each_passage_that_is_missing():
     with pytest.raises(LookupError) as error:
         cheat_sheet([], FAILURES)

@@ -4,8 +4,8 @@ A lesson's reading time is the time for its prose, for the code that is open and
 waits for, rounded to 5 minutes. Its section *Your turn* does not count: the exercise states its own minutes.
 ``make sync`` writes both numbers into the header, and into the line above each folded lab how long it runs.
 
-How long labs run stands in ``notebooks/seconds.json``. ``make refresh`` measures it while nothing else keeps
-the machine busy, and replaces a number only when it is far off.
+How long labs run stands in ``shared/tools/seconds.json``. ``make refresh`` measures it while nothing else
+keeps the machine busy, and replaces a number only when it is far off.
 """
 
 import json
@@ -31,7 +31,7 @@ NO_PROSE = re.compile(r"<[^>]*>|\]\([^)]*\)")
 WORD = re.compile(r"\S*\w\S*")
 COMMAND = re.compile(r"^(?:\w+ = )?!", re.MULTILINE)
 ABOVE = re.compile(r"^Folded: (?P<what>[^\n]+?)(?: \(about [^()]*\))?\.\Z", re.MULTILINE)
-TIMES = "notebooks/seconds.json"
+TIMES = "shared/tools/seconds.json"
 OTHER_CELLS = "cells"  # its key for all that is no lab
 STEPS = (2, 3, 5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600)  # no run is told more finely
 FAR_OFF = 1.5  # a factor
