@@ -11,6 +11,7 @@ extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.githubpages"]
 
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = nb_code_prompt_hide = "Code of a picture"
 nb_render_markdown_format = "myst"  # tables that a cell made, with links to other lessons
 nb_ipywidgets_js = {}  # else a page with a widget would load two scripts from elsewhere
 myst_enable_extensions = ["attrs_block", "dollarmath"]
