@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from docs.failures import groups
-from docs.passages import fenced, passages, with_columns
+from docs.passages import fenced, groups, passages, with_columns
 from shared.tools.lessons import Lesson
 
 TO_PAGE = re.compile(r"\]\((?![a-z]+:|#)")
@@ -66,7 +65,7 @@ STRATEGIES = (
     Source("22", "Reading the result", "| what you have | take |"),
     Source("22", "Reading the result", "Both runs in one table."),
     Source("22", "Reading the result", "| strategy |"),
-    Source("22", "What it costs", "Leave out embeddings"),
+    Source("22", "What it costs", "Leave out embeddings, head and loss"),
     Source("22", "What it costs", "| | bytes | grows with |"),
 )
 SHEET = {

@@ -10,13 +10,14 @@ smartquotes = False  # it makes a dash of the two hyphens of an option
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.githubpages"]
 
 nb_execution_mode = "off"
+nb_custom_formats = {".ipynb": "docs.pages.read_notebook"}
 nb_merge_streams = True
 nb_code_prompt_show = nb_code_prompt_hide = "Code of a picture"
 nb_render_markdown_format = "myst"  # tables that a cell made, with links to other lessons
 nb_ipywidgets_js = {}  # else a page with a widget would load two scripts from elsewhere
 myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
-myst_heading_slug_func = "docs.sources.slug"
+myst_heading_slug_func = "docs.pages.slug"
 suppress_warnings = ["misc.highlighting_failure"]  # cells with `!` lines that go on after a backslash
 
 html_theme = "sphinx_book_theme"

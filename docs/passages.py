@@ -1,6 +1,5 @@
 """Markdown and notebooks cut into passages, which other pages then show again."""
 
-import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from shared.tools.lessons import WRITEFILE, Lesson
 
 HEADING = re.compile(r"#{1,6} (.*)")
 FENCE = re.compile(r" *(```+|~~~+)")
+GROUP = re.compile(r"^\*\*(.*)\*\*$")
 CELL_END = re.compile(r"(?<!\\)\|")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -39,16 +39,6 @@ def blocks(text: str) -> Iterator[str]:
             lines = []
 
 
-def sections(text: str) -> list[str]:
-    """A Markdown text, cut before each heading of the second level."""
-    parts = [""]
-    for block in blocks(text):
-        if block.startswith("## "):
-            parts.append("")
-        parts[-1] += f"{block}\n\n"
-    return parts
-
-
 def passages(lesson: Lesson) -> Iterator[Passage]:
     """All passages of a lesson, in order. Files that cells write are none."""
     heading = ""
@@ -71,7 +61,7 @@ def _output(heading: str, output: dict) -> Iterator[Passage]:
     data = output.get("data", {})
     if "image/png" in data:
         alt = output["metadata"]["image/png"]["alt"]
-        png = base64.b64encode(base64.b64decode(data["image/png"])).decode()
+        png = data["image/png"].replace("\n", "")
         yield Passage(heading, alt, f"![{alt}](data:image/png;base64,{png})")
     elif "text/markdown" in data:
         yield Passage(heading, data["text/markdown"], data["text/markdown"])
@@ -92,3 +82,18 @@ def with_columns(table: str, names: tuple[str, ...]) -> str:
         raise LookupError(f"no column {', '.join(sorted(missing))} in the table {' | '.join(rows[0])}")
     kept = [rows[0].index(name) for name in names]
     return "\n".join(f"| {' | '.join(row[index] for index in kept)} |" for row in rows)
+
+
+def groups(failures: str) -> dict[str, str]:
+    """Of the table of failures: {what one sees in general: table of its failures}."""
+    found = {}
+    name = ""
+    for block in blocks(failures):
+        match = GROUP.fullmatch(block)
+        if match:
+            name = match[1]
+        elif block.startswith("|"):
+            found[name] = block
+    if not found:
+        raise LookupError("there is no table in failures.md")
+    return found
