@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from lab_09_naive import NaiveDDP
 from lab_09_overlapped import OverlappedDDP
 
+from shared.lesson_09.overlap import assert_overlap
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.overlap import assert_overlap
 from shared.training.side_by_side import same_buckets, train_side_by_side
 
 

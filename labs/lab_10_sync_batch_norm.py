@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.comm.record import record
+from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.parity import assert_equal
-from shared.training.sync_batch_norm import convert_batch_norm
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from torch.utils.data import DistributedSampler
 
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_on_rank_0
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results, results_folder
 from shared.runtime.run import run
 from shared.training.checkpoint import load_checkpoint, save_atomically
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, parameters
-from shared.training.random_states import gather_random_states, set_random_states
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,21 @@ def new_run(cfg: Config, group: Group) -> Run:
     return Run(model, optimizer, scheduler, scaler)
 
 
+def gather_random_states(group: Group) -> list[dict] | None:
+    """The state of each rank's random numbers, on rank 0. What numpy and ``random`` draw is not kept."""
+    own = {"cpu": torch.get_rng_state()}
+    if group.device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(group.device)
+    return gather_on_rank_0(own) or None
+
+
+def set_random_states(states: list[dict], group: Group) -> None:
+    own = {name: state.cpu() for name, state in states[group.rank].items()}
+    torch.set_rng_state(own["cpu"])
+    if "cuda" in own:
+        torch.cuda.set_rng_state(own["cuda"], group.device)
+
+
 def snapshot(it: Run, group: Group) -> dict:
     """The run as tensors and plain values. Collective: each rank's random numbers go to rank 0."""
     return {
@@ -70,7 +84,7 @@ def snapshot(it: Run, group: Group) -> dict:
         "optimizer": it.optimizer.state_dict(),
         "scheduler": it.scheduler.state_dict(),
         "scaler": it.scaler.state_dict(),
-        "random numbers": gather_random_states(torch.default_generator, group),  # a GPU's, too
+        "random numbers": gather_random_states(group),
         "position": [it.epoch, it.position],
         "losses": it.losses,
     }
@@ -88,7 +102,7 @@ def restore(it: Run, saved: dict, group: Group, forget: str = NOTHING, warm_up: 
     if forget != "scaler":
         it.scaler.load_state_dict(saved["scaler"])
     if forget != "random numbers":
-        set_random_states(saved["random numbers"], torch.default_generator, group)
+        set_random_states(saved["random numbers"], group)
     if forget != "position":
         it.epoch, it.position = saved["position"]
     it.losses = list(saved["losses"])

@@ -15,6 +15,7 @@ from lab_15_toy import TwoDeviceModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from shared.lesson_15.two_devices import TwoDevices
 from shared.runtime.errors import CourseError
 from shared.runtime.group import read_environment
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
@@ -22,7 +23,6 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
-from shared.training.two_devices import TwoDevices
 
 
 @dataclass(frozen=True)

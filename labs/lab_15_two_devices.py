@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shared.lesson_15.two_devices import ToyMpModel, TwoDevices
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, gradients, parameters
-from shared.training.two_devices import ToyMpModel, TwoDevices
 
 
 @dataclass(frozen=True)

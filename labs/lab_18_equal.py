@@ -13,6 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
+from shared.lesson_18.sharded_optimizer import ShardedOptimizer
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
@@ -20,7 +21,6 @@ from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.models import AwkwardNet
 from shared.training.parity import assert_all_equal, assert_equal, assert_same_on_every_rank, parameters
-from shared.training.sharded_optimizer import ShardedOptimizer
 from shared.training.side_by_side import loss_of
 
 

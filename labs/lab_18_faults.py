@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.lesson_18 import shards
+from shared.lesson_18.sharded_optimizer import ShardedOptimizer
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.run import run
-from shared.training import shards
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
-from shared.training.sharded_optimizer import ShardedOptimizer
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
+from shared.lesson_18.sharded_optimizer import ShardedOptimizer
 from shared.runtime.group import Group, process_group
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.sharded_optimizer import ShardedOptimizer
 
 
 @dataclass(frozen=True)

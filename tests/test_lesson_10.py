@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.runtime import diffs
 from shared.runtime.errors import InputError
 from shared.tools import steps
-from shared.training.sync_batch_norm import convert_batch_norm
 from tests.helpers import ROOT, SCRIPTS
 from tests.launch import Job, run_job, warm_torchrun
 

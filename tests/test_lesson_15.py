@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.training.two_devices import ToyMpModel, TwoDevices
+from shared.lesson_15.two_devices import ToyMpModel, TwoDevices
 
 
 def test_each_process_has_two_devices_of_its_own(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from shared.runtime.diffs import BLOCK, difference, diffs_of, versions
+from shared.lesson_10.diffs import BLOCK, difference, diffs_of, versions
 from shared.runtime.errors import InputError
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, cells_of

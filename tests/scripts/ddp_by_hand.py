@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.paced import Wire, on_wire
+from shared.lesson_09.ddp_ways import from_lab
+from shared.lesson_09.overlap import assert_overlap
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.loading import load_file
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import ROOT
 from shared.runtime.run import run
-from shared.training.ddp_ways import from_lab
-from shared.training.overlap import assert_overlap
 from shared.training.side_by_side import same_buckets, train_side_by_side
 
 Naive = from_lab("naive", "NaiveDDP")

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shared.lesson_10 import sync_batch_norm
 from shared.runtime.run import run
-from shared.training import sync_batch_norm
 
 LAB = Path(__file__).resolve().parents[2] / "labs" / "lab_10_sync_batch_norm.py"
 NORMALIZE = sync_batch_norm._Normalize

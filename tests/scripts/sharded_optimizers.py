@@ -6,12 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.lesson_18.sharded_optimizer import UNFIT, ShardedOptimizer
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.models import AwkwardNet
 from shared.training.parity import assert_all_equal, parameters
-from shared.training.sharded_optimizer import UNFIT, ShardedOptimizer
 
 CLASSES = [
     kind

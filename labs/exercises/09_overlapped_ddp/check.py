@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.comm.record import record
+from shared.lesson_09.overlap import assert_overlap
 from shared.runtime.errors import CourseError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
-from shared.training.overlap import assert_overlap
 
 TOLERANCE = 1e-12  # float64
 CAP = 0.0005  # MiB: half a KiB, so that there are several buckets

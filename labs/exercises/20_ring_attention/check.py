@@ -6,10 +6,10 @@ from types import ModuleType
 import torch
 
 from shared.comm.record import CommRecord, record
+from shared.lesson_20.flops import MatmulFlops
 from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
-from shared.training.flops import MatmulFlops
 from shared.training.parity import assert_equal
 
 TOLERANCE = 1e-12  # float64

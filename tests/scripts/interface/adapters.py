@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.lesson_18.sharded_optimizer import ShardedOptimizer
 from shared.runtime.loading import load_file
-from shared.training.sharded_optimizer import ShardedOptimizer
 
 LABS = Path(__file__).resolve().parents[3] / "labs"
 OverlappedDDP = load_file(LABS / "lab_09_overlapped.py").OverlappedDDP

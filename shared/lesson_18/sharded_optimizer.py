@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from shared.comm.broadcast import broadcast_from_rank_0
-from shared.training import shards
-from shared.training.shards import params_of, without_params
+from shared.lesson_18 import shards
+from shared.lesson_18.shards import params_of, without_params
 
 UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)  # one step for all parameters together; sparse gradients
 

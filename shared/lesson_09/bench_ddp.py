@@ -1,6 +1,6 @@
 """The time of a training step: without communication, by our three DDPs, torch's, and apex's if installed.
 
-    torchrun --standalone --nproc-per-node=4 -m shared.training.bench_ddp
+    torchrun --standalone --nproc-per-node=4 -m shared.lesson_09.bench_ddp
 
 Not a test. All ways take their steps in turns, so that they see the same load; medians count. Groups of
 fewer ranks are parts of the same run. ``--model resnet50 --image 224 --batch 128`` is what articles on apex
@@ -17,11 +17,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shared.comm.paced import GBIT, Wire, on_wire
+from shared.lesson_09.ddp_ways import Step, from_lab, wrappers
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.ddp_ways import Step, from_lab, wrappers
 
 WARM_UP = 2  # DDP settles its buckets after the first step
 MIB = 2**20

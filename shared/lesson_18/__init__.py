@@ -1,0 +1,1 @@
+"""Instruments of lesson 18: a sharded optimizer that can be used in place of torch's."""

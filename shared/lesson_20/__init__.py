@@ -1,0 +1,1 @@
+"""Instruments of lesson 20: floating-point operations, counted."""
