@@ -18,7 +18,7 @@ from shared.doctor.ranks import Call, Place, Rank, ranks_of
 from shared.doctor.verdict import verdict
 from shared.runtime.ports import HERE, free_port
 from tests.helpers import HANG_S, ROOT, SCRIPTS, Done, environment, python
-from tests.processes import wait_until
+from tests.sleeping_lab import wait_until
 
 HANGS = SCRIPTS / "hangs"
 FORKED = (sys.executable, HANGS / "fork_ranks.py")

@@ -11,7 +11,7 @@ import pytest
 from tests import launch
 from tests.helpers import Done, python, torchrun
 from tests.launch import SERVERS, TIMED_OUT, Job, run_job
-from tests.processes import wait_until
+from tests.sleeping_lab import wait_until
 
 pytestmark = [
     pytest.mark.slow,

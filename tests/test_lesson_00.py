@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from shared.tools.lessons import cells_of
 from tests.helpers import LESSON_PATHS
-from tests.processes import wait_until
+from tests.sleeping_lab import wait_until
 
 LESSONS = {path.name[:2]: path for path in LESSON_PATHS}
 ROW = re.compile(r"^\| (?P<here>.+) \| (?P<in_torch>.+) \| (?P<lesson>\d\d) \|$", re.MULTILINE)

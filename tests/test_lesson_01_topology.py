@@ -14,7 +14,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from shared.runtime.ports import free_port
 from tests.helpers import ROOT, environment, python
-from tests.processes import wait_until
+from tests.sleeping_lab import wait_until
 
 DRIVER = "lab_01_two_nodes.py"
 REPORTS = ROOT / "labs" / "lab_01_reports.py"

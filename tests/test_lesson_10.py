@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from shared.lesson_10 import diffs
 from shared.lesson_10.sync_batch_norm import convert_batch_norm
-from shared.runtime import diffs
 from shared.runtime.errors import InputError
 from shared.tools import steps
 from tests.helpers import ROOT, SCRIPTS

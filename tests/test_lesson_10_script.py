@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.helpers import ROOT, Done, command, environment, python, torchrun_command
 from tests.launch import warm_torchrun
-from tests.processes import SleepingLab, wait_until
+from tests.sleeping_lab import SleepingLab, wait_until
 from tests.test_data import write_idx
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"

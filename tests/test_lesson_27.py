@@ -13,7 +13,7 @@ from shared.lesson_27 import hosts
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT, environment, python
-from tests.processes import wait_until
+from tests.sleeping_lab import wait_until
 
 LABS = ROOT / "labs"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")

@@ -14,7 +14,7 @@ from shared.lesson_27.job_script import options_of, tasks_per_node
 from shared.lesson_27.keeper import Keeper
 from shared.runtime.processes import is_running
 from tests.helpers import HANG_S, ROOT, environment
-from tests.processes import wait_until
+from tests.sleeping_lab import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's subreapers")
 JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"

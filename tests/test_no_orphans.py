@@ -15,8 +15,8 @@ from nbclient.exceptions import CellTimeoutError
 
 from tests.helpers import ROOT, notebook_of
 from tests.kernels import OWN_KERNEL, kernel_environment
-from tests.processes import RANKS, SleepingLab, launched
 from tests.rules.cells import SET_UP
+from tests.sleeping_lab import RANKS, SleepingLab, launched
 
 pytestmark = [
     pytest.mark.slow,

@@ -42,8 +42,9 @@ HERE = Path(__file__).parent
 
 def place_of(name: str, root: Path) -> Path:
     """``labs/lab_05_ring.py`` for "05_ring", or for "26_gallery" the module of the lesson's harness."""
+    lab = root / "labs" / f"lab_{name}.py"
     module = root / "shared" / f"lesson_{name[:2]}" / f"{name[3:]}.py"
-    return module if module.is_file() else root / "labs" / f"lab_{name}.py"
+    return module if module.is_file() and not lab.is_file() else lab
 
 
 @dataclass(frozen=True)
