@@ -48,7 +48,7 @@ def lab_with(folder: Path, old: str = "", new: str = "") -> Path:
             "import lab_00_hello\nfrom shared.runtime.group",
             "imports lab_00_hello",
         ),
-        ("from shared.runtime.group", "from .other import x\nfrom shared.runtime.group", "imports ."),
+        ("from shared.runtime.group", "from .other import x\nfrom shared.runtime.group", "imports relative"),
         ("from shared.runtime.group", "import requests\nfrom shared.runtime.group", "imports requests"),
         ("    run(main)", "    main()", "does not call shared.runtime.run.run"),
         ('if __name__ == "__main__":\n    run', "run", "does not call shared.runtime.run.run"),

@@ -10,8 +10,8 @@ import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
 from shared.runtime.errors import InputError
+from shared.runtime.results import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HEADER = re.compile(
     r"# (?P<number>\d\d) · (?P<title>[^\n]+)\n\n"
     r"\*\*(?P<question>[^\n]+\?)\*\* (?P<promise>[^\n]+)\n\n"
@@ -96,11 +96,10 @@ def read_lessons(root: Path = ROOT) -> list[Lesson]:
     return lessons
 
 
-def imported_modules(source: str, package: str = "") -> set[str]:
-    """Names of all modules of ``shared`` that Python code may import, such as ``shared.runtime.group``.
+def imported_names(source: str, package: str = "") -> set[str]:
+    """Full names of all that Python code may import. ``package`` is what relative imports are relative to.
 
-    ``from shared.runtime import group`` may mean a module or a value, so both names are given. ``package``
-    is the one that relative imports of ``source`` are relative to.
+    ``from shared.runtime import group`` may mean a module or a value, so both names are given.
     """
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -109,7 +108,12 @@ def imported_modules(source: str, package: str = "") -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = ".".join(part for part in (package if node.level else "", node.module) if part)
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return {name for name in found if name.split(".")[0] == "shared"}
+    return found
+
+
+def imported_modules(source: str, package: str = "") -> set[str]:
+    """Names of all modules of ``shared`` that Python code may import, such as ``shared.runtime.group``."""
+    return {name for name in imported_names(source, package) if name.split(".")[0] == "shared"}
 
 
 def plain_python(cell: str) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from shared.tools.lessons import Lesson
+from shared.tools.lessons import Lesson, imported_names
 from shared.tools.sync import BEGIN, END
 from tests.helpers import requirement_names
 
@@ -115,14 +115,9 @@ def declared_modules() -> set[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The top names of all that a file imports; ``.`` for a relative import."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            found.add("." if node.level else (node.module or "").split(".")[0])
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-    return found
+    """The top names of all that a file imports; of a relative import ``relative``."""
+    names = imported_names(path.read_text(encoding="utf-8"), package="relative")
+    return {name.split(".")[0] for name in names}
 
 
 def import_problems(path: Path) -> list[str]:
