@@ -248,15 +248,10 @@ def compare_traffic(truth: dict, group: Group, cfg: Config) -> dict:
 
 
 def peak(model: GPT, loss_of: Callable) -> dict[str, int]:
-    """{kind: bytes} at the peak of a forward and backward; of three, the one with the lowest peak."""
-    best = None
-    for _ in range(3):
-        model.zero_grad()
-        with PeakByKind(model) as memory:
-            loss_of(model, 0).backward()
-        if best is None or memory.peak < sum(best.values()):
-            best = memory.at_peak
-    return best
+    """{kind: bytes} at the peak of a forward and backward."""
+    with PeakByKind(model) as memory:
+        loss_of(model, 0).backward()
+    return memory.at_peak
 
 
 def compare_peaks(truth: dict, group: Group, cfg: Config) -> dict:

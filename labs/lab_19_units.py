@@ -90,29 +90,23 @@ def formula(choose: Callable, again: bool, cfg: Config) -> dict[str, int]:
 
 
 def measure(model: nn.Module, group: Group, cfg: Config) -> dict[str, float]:
-    """What a step's forward and backward hold, call and send, after a first step, which prepares things.
-
-    Of three steps the one with the lowest peak: gloo's thread may be late to let go of a message.
-    """
+    """What a step's forward and backward hold, call and send, after two steps, which prepare things."""
     x = torch.randn(cfg.inputs, 64, device=group.device)
-    model(x).square().mean().backward()
-    rows = []
-    for _ in range(3):
+    for _ in range(2):  # after the first one DDP makes its buckets anew
         model.zero_grad()
-        before = wire_bytes()
-        with record() as log, UnitRecorder(model) as memory:
-            model(x).square().mean().backward()
-        after = wire_bytes()
-        row = {"peak": memory.peak, "unsharded": memory.unsharded, "by_rule": log.by_rule()}
-        row["all_gather"] = log.count("all_gather")
-        row["reduce_scatter"] = log.count("reduce_scatter")
-        row["wire"] = 0 if before is None else after - before
-        rows.append(row)
-    best = min(rows, key=lambda row: row["peak"])
-    sent = torch.tensor([best["wire"]], dtype=torch.float64, device=group.device)
+        model(x).square().mean().backward()
+    model.zero_grad()
+    before = wire_bytes()
+    with record() as log, UnitRecorder(model) as memory:
+        model(x).square().mean().backward()
+    after = wire_bytes()
+    row = {"peak": memory.peak, "unsharded": memory.unsharded, "by_rule": log.by_rule()}
+    row["all_gather"] = log.count("all_gather")
+    row["reduce_scatter"] = log.count("reduce_scatter")
+    sent = torch.tensor([0 if before is None else after - before], dtype=torch.float64, device=group.device)
     dist.all_reduce(sent)
-    best["wire"] = sent.item() / group.world_size  # a mean: ranks share the work of an all-reduce unevenly
-    return best
+    row["wire"] = sent.item() / group.world_size  # a mean: ranks share the work of an all-reduce unevenly
+    return row
 
 
 def check_traffic(name: str, row: dict, gathered: int, reduced: int, group: Group, cfg: Config) -> None:

@@ -169,15 +169,11 @@ def by_blocks(chunks: int) -> Callable:
     return attend
 
 
-def peak_of_activations(model: GPT, loss_of: Callable, passes: int = 2) -> int:
-    """Bytes of activations and buffers when most storages are alive; of the passes the lowest."""
-    peaks = []
-    for _ in range(passes):
-        model.zero_grad()
-        with PeakByKind(model) as memory:
-            loss_of(model, 0).backward()
-        peaks.append(memory.at_peak[OTHER])
-    return min(peaks)
+def peak_of_activations(model: GPT, loss_of: Callable) -> int:
+    """Bytes of activations and buffers when most storages are alive."""
+    with PeakByKind(model) as memory:
+        loss_of(model, 0).backward()
+    return memory.at_peak[OTHER]
 
 
 def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
@@ -189,7 +185,7 @@ def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
     alone = fresh(sizes, truth, group)
     for block in alone.blocks:
         block.attention.attend = by_blocks(2 * n)
-    peaks = {"one process": peak_of_activations(alone, loss_alone(longer), passes=1)}
+    peaks = {"one process": peak_of_activations(alone, loss_alone(longer))}
     for way in ("ring", "gather", "Ulysses"):
         model = split_context(fresh(sizes, truth, group), way, world)
         peaks[way] = peak_of_activations(model, loss_of_part(way, world, longer))

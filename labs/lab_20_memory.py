@@ -32,16 +32,13 @@ class Config:
     tolerance: float = 1e-12
 
 
-def peak(attend: Callable, qkv: list[torch.Tensor], passes: int = 1) -> int:
-    """Bytes at the peak of a forward and backward. With messages, pass a few times: the lowest counts."""
-    peaks = []
-    for _ in range(passes):
-        leaves = [tensor.clone().requires_grad_() for tensor in qkv]
-        gradient = torch.ones_like(leaves[0])
-        with StorageRecorder([*leaves, gradient]) as memory:
-            attend(*leaves).backward(gradient)
-        peaks.append(memory.peak)
-    return min(peaks)
+def peak(attend: Callable, qkv: list[torch.Tensor]) -> int:
+    """Bytes at the peak of a forward and backward."""
+    leaves = [tensor.clone().requires_grad_() for tensor in qkv]
+    gradient = torch.ones_like(leaves[0])
+    with StorageRecorder([*leaves, gradient]) as memory:
+        attend(*leaves).backward(gradient)
+    return memory.peak
 
 
 def by_blocks(tiles: int) -> Callable:
@@ -70,7 +67,7 @@ def measure(length: int, group: Group, cfg: Config) -> dict[str, int]:
     if group.rank == 0:
         peaks["full"] = peak(causal_attention, qkv)
         peaks["blocks"] = peak(by_blocks(length // cfg.tile), qkv)
-    peaks["ring"] = peak(on_a_ring(length // (2 * n) // cfg.tile), parts, passes=3)
+    peaks["ring"] = peak(on_a_ring(length // (2 * n) // cfg.tile), parts)
     return peaks
 
 

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.lesson_20.flops import MatmulFlops
 from shared.runtime.errors import CourseError, ParityError
-from shared.training import timeline
+from shared.training import storages, timeline
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
 from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind, StorageRecorder
@@ -176,27 +177,6 @@ def test_a_tied_weight_counts_once():
     assert memory.at_peak[PARAMETERS] == sum(p.nbytes for p in model.parameters())
 
 
-def test_looks_below_a_known_peak_are_spared_and_change_nothing(monkeypatch):
-    model = gpt()
-    looks = []
-    by_kind = PeakByKind._by_kind
-    monkeypatch.setattr(PeakByKind, "_by_kind", lambda memory: looks.append(1) or by_kind(memory))
-
-    def step(at_least: int) -> PeakByKind:
-        looks.clear()
-        with PeakByKind(model, at_least=at_least) as memory:
-            loss_of(model, 0).backward()
-        model.zero_grad()
-        return memory
-
-    full = step(0)
-    looks_of_full = len(looks)
-    spared = step(full.peak - 1)
-    assert (spared.peak, spared.at_peak) == (full.peak, full.at_peak)
-    assert len(looks) < looks_of_full / 5
-    assert step(full.peak + 1).at_peak[GRADIENTS] == 0  # too high a floor: only the start was looked at
-
-
 def test_the_peak_is_that_of_torch_s_own_tracker():
     """MemTracker knows the same kinds; it, too, sees what goes through the dispatcher."""
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -242,6 +222,24 @@ def test_a_storage_that_is_emptied_and_filled_again_counts_again():
         assert memory.peak == 12000
         del part
         assert memory.bytes_alive() == 8000
+
+
+def test_a_look_waits_until_gloo_s_threads_have_slept_from_one_look_to_the_next(monkeypatch):
+    looks = iter(["S 7", "R 7", "R 8", "S 9", "S 9", "not looked at"])
+    monkeypatch.setattr(storages, "_gloo_threads", lambda: [f"State:\t{next(looks)}"])
+    storages.wait_for_gloo()
+    assert next(looks) == "not looked at"
+
+
+def test_gloo_s_threads_are_known_by_their_name():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))  # a thread has worked, so it has given itself its name
+        threads = storages._gloo_threads()
+    finally:
+        dist.destroy_process_group()
+    assert threads or not storages.THREADS.is_dir()
+    assert all(len(thread.splitlines()) == 4 for thread in threads)
 
 
 # --- Timeline ---

@@ -1,8 +1,10 @@
 """Bytes in the storages of all tensors that a thread works with, by kind. Taught in lesson 19."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shared.comm.record import NAMESPACES
+
+THREADS = Path("/proc/self/task")  # where Linux tells of this process's threads
+GLOO = "Name:\tpt_gloo_runloop\n"
+HAS_RUN = re.compile(r"^(?:State|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):.*$", re.MULTILINE)
+ASLEEP = "State:\tS"
+LOOK_S = 0.0005
 
 
 class StorageRecorder(TorchDispatchMode):
@@ -46,14 +54,16 @@ class StorageRecorder(TorchDispatchMode):
         self._remember((args, kwargs, result))
         self.has_sent = self.has_sent or operation.namespace in NAMESPACES
         # To add up hundreds of storages takes longer than an operation, so only where it may be a new peak.
-        if self.at_most > self.peak and self.bytes_alive() > self.peak:
-            if self.has_sent:
-                time.sleep(0.003)  # gloo's thread lets go of a message a little after it was sent
-                self.bytes_alive()
-            self.peak = max(self.peak, self.at_most)
+        if self.at_most > self.peak and self._add_up() > self.peak:
+            self.peak = max(self.peak, self.bytes_alive())
         return result
 
     def bytes_alive(self) -> int:
+        if self.has_sent:
+            wait_for_gloo()
+        return self._add_up()
+
+    def _add_up(self) -> int:
         resized = []
         total = 0
         for storage, size in self.alive.items():
@@ -80,6 +90,36 @@ class StorageRecorder(TorchDispatchMode):
                 self.at_most += max(0, size - (known or 0))
 
 
+def wait_for_gloo() -> None:
+    """Return when gloo's threads sleep: one that has done its work holds the tensors until it runs again.
+
+    On a busy machine no time is long enough for that. But the kernel counts how often a thread has run. If
+    all sleep, and none has run since the look before, then none was about to let go. One that waits for
+    Python's lock would have run: between two looks this thread does not hold it.
+    """
+    if not THREADS.is_dir():  # not Linux
+        time.sleep(0.003)
+        return
+    before = None
+    now = _gloo_threads()
+    while now != before or not all(ASLEEP in thread for thread in now):
+        time.sleep(LOOK_S)
+        before, now = now, _gloo_threads()
+
+
+def _gloo_threads() -> list[str]:
+    """Of each of gloo's threads, whether it sleeps and how often it has run."""
+    found = []
+    for thread in THREADS.iterdir():
+        try:
+            status = (thread / "status").read_text(encoding="utf-8")
+        except OSError:  # it has just ended
+            continue
+        if status.startswith(GLOO):
+            found.append("\n".join([thread.name, *HAS_RUN.findall(status)]))
+    return sorted(found)
+
+
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
@@ -97,23 +137,17 @@ class PeakByKind(StorageRecorder):
     activations, unsharded copies and buffers of collectives, are of the last kind. A storage that is used
     twice, such as a tied weight or a bucket that gradients are views of, counts once.
 
-    To look at each new peak takes time. Who knows that the peak is above ``at_least`` bytes, as it was in
-    the step before, spares the looks below.
-
     Attributes:
         at_peak: {kind: bytes} when the most bytes were alive, since the start or ``reset_peak``.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, at_least: int = 0
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         self.model = model
         self.optimizer = optimizer
         self.at_peak: dict[str, int] = {}
         super().__init__(list(model.parameters()) + list(model.buffers()))
         self._remember(self._optimizer_state())
         self.reset_peak()
-        self.peak = max(self.peak, at_least)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
         before = self.peak
