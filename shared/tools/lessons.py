@@ -4,6 +4,7 @@ import ast
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -96,7 +97,8 @@ def read_lessons(root: Path = ROOT) -> list[Lesson]:
     return lessons
 
 
-def imported_names(source: str, package: str = "") -> set[str]:
+@cache
+def imported_names(source: str, package: str = "") -> frozenset[str]:
     """Full names of all that Python code may import. ``package`` is what relative imports are relative to.
 
     ``from shared.runtime import group`` may mean a module or a value, so both names are given.
@@ -108,7 +110,7 @@ def imported_names(source: str, package: str = "") -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = ".".join(part for part in (package if node.level else "", node.module) if part)
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return found
+    return frozenset(found)
 
 
 def imported_modules(source: str, package: str = "") -> set[str]:

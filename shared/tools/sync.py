@@ -87,6 +87,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     lessons = read_lessons(root)
     times = read_times(root)
     efforts = [effort_of(lesson, times.get(lesson.number, {})) for lesson in lessons]
+    table = lesson_table(lessons, efforts, "")
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
         notebook = lesson.notebook
@@ -98,7 +99,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = _between(TABLE, lesson_table(lessons, efforts, ""), cell.source)
+                cell.source = _between(TABLE, table, cell.source)
             elif cell.source.startswith("%%writefile ../labs/exercises/"):
                 first = cell.source.splitlines()[0]
                 solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
