@@ -41,10 +41,10 @@ def torchrun(*options: str) -> str:
 
 def assert_gives_up(what: str, expected: str, agent: Child, cfg: Config) -> None:
     """``expected`` is all that the error says, without its traceback."""
-    said = agent.outcome(cfg.limit_s)[0].rstrip(": ")
-    if said != expected:
-        raise CourseError(f"{what}: torchrun said {said!r}, expected {expected!r}")
-    print(f"{what}\n  {said}")
+    message = agent.outcome(cfg.limit_s)[0].rstrip(": ")
+    if message != expected:
+        raise CourseError(f"{what}: torchrun said {message!r}, expected {expected!r}")
+    print(f"{what}\n  {message}")
 
 
 def start_on_a_nameless_machine(log: Path) -> subprocess.Popen:

@@ -247,13 +247,13 @@ def show_mistakes(mistakes: list[Mistake], cfg: Config) -> dict[str, float]:
         print(mistake.name)
         seconds[mistake.name] = 0.0
         for rank, expected in mistake.says.items():
-            said, waited = children[rank].outcome(cfg.limit_s)
+            message, waited = children[rank].outcome(cfg.limit_s)
             seconds[mistake.name] = max(seconds[mistake.name], waited)
-            if not re.search(expected, said):
-                raise CourseError(f"{mistake.name}: rank {rank} said {said!r}, expected {expected!r}")
+            if not re.search(expected, message):
+                raise CourseError(f"{mistake.name}: rank {rank} said {message!r}, expected {expected!r}")
             for varying, instead in VARYING.items():
-                said = re.sub(varying, instead, said)
-            print(f"  rank {rank}: {said}")
+                message = re.sub(varying, instead, message)
+            print(f"  rank {rank}: {message}")
         for rank in mistake.wrong.keys() - mistake.says.keys():
             children[rank].outcome(0)  # it stays away, so it has nothing to say
     return seconds
@@ -267,9 +267,9 @@ def show_cures(mistakes: list[Mistake], cfg: Config) -> None:
     for mistake, children in zip(mistakes, tries, strict=True):
         everyone = ", ".join(f"A{rank}" for rank in range(mistake.right.n))
         for child in children:
-            said, _ = child.outcome(cfg.patience_s)
-            if said != f"met {everyone}":
-                raise CourseError(f"{mistake.name}: after the cure a rank said {said!r}")
+            message, _ = child.outcome(cfg.patience_s)
+            if message != f"met {everyone}":
+                raise CourseError(f"{mistake.name}: after the cure a rank said {message!r}")
         print(f"{mistake.name:13} cured by: {mistake.cure}")
 
 

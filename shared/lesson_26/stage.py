@@ -119,7 +119,7 @@ class Play:
     def __init__(self, case: Case, cured: bool) -> None:
         self.case = case
         self.cured = cured
-        self.said: dict[int, str] = {}
+        self.messages: dict[int, str] = {}
         self.processes: dict = {}  # {receiving end of a pipe: (rank, process)}
         self.ends_at = 0.0
         self.folder = Path()
@@ -146,24 +146,24 @@ class Play:
         names |= {"CASE_FOLDER": self.folder}
         os.environ.update({name: str(value) for name, value in names.items()})
         try:
-            said = act(self.case, rank, self.cured)
+            message = act(self.case, rank, self.cured)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
         except SystemExit as error:
             os._exit(error.code)
-        sender.send(said)
+        sender.send(message)
         signal.pause()
 
     def listen(self, receiver: connection.Connection) -> None:
         rank, process = self.processes[receiver]
         try:
-            self.said[rank] = receiver.recv()
+            self.messages[rank] = receiver.recv()
         except EOFError:
             process.join()
-            self.said[rank] = f"ended with exit code {process.exitcode}"
+            self.messages[rank] = f"ended with exit code {process.exitcode}"
 
     def is_over(self) -> bool:
-        return len(self.said) == RANKS or time.monotonic() > self.ends_at
+        return len(self.messages) == RANKS or time.monotonic() > self.ends_at
 
     def end(self) -> None:
         for receiver, (rank, process) in self.processes.items():
@@ -171,7 +171,7 @@ class Play:
             process.join()
             receiver.close()
             also = (self.folder / f"rank_{rank}.txt").read_text(encoding="utf-8", errors="replace")
-            self.said[rank] = f"{self.said.get(rank, 'nothing: it was ended')}\n{also}".strip()
+            self.messages[rank] = f"{self.messages.get(rank, 'nothing: it was ended')}\n{also}".strip()
         shutil.rmtree(self.folder)
 
 
@@ -190,7 +190,7 @@ def play_all(plays: list[Play], cfg: Config) -> None:
             receiver: play
             for play in running
             for receiver, (rank, _) in play.processes.items()
-            if rank not in play.said
+            if rank not in play.messages
         }
         for receiver in connection.wait(list(owner), timeout=0.1):
             owner[receiver].listen(receiver)
@@ -221,28 +221,28 @@ def name_of(rank: int) -> str:
 
 def by_rank(play: Play, rank: int) -> str:
     """What a rank said, or all of them."""
-    return "\n".join(play.said.values()) if rank == ANY else play.said[rank]
+    return "\n".join(play.messages.values()) if rank == ANY else play.messages[rank]
 
 
 def judge(broken: Play, cured: Play) -> dict[str, str]:
     """A row of the gallery, or ``CourseError``: a rank did not say what we say that it says."""
     case = broken.case
     for rank, pattern in case.says.items():
-        said = by_rank(broken, rank)
-        if not re.search(pattern, said, re.MULTILINE):
-            raise CourseError(f"{case.name}: {name_of(rank)} said {said!r}, expected {pattern!r}")
-    if all(re.search(case.right, said, re.MULTILINE) for said in broken.said.values()):
+        message = by_rank(broken, rank)
+        if not re.search(pattern, message, re.MULTILINE):
+            raise CourseError(f"{case.name}: {name_of(rank)} said {message!r}, expected {pattern!r}")
+    if all(re.search(case.right, message, re.MULTILINE) for message in broken.messages.values()):
         raise CourseError(f"{case.name}: all ranks are right although it is broken")
-    for rank, said in cured.said.items():
-        if not re.search(case.right, said, re.MULTILINE):
-            raise CourseError(f"{case.name}, cured: rank {rank} said {said!r}, expected {case.right!r}")
+    for rank, message in cured.messages.items():
+        if not re.search(case.right, message, re.MULTILINE):
+            raise CourseError(f"{case.name}, cured: rank {rank} said {message!r}, expected {case.right!r}")
     rank, pattern = next(iter(case.says.items()))
     return {
         "name": case.name,
         "see": case.see,
         "rank": name_of(rank),
         "text": shown(line_with(pattern, by_rank(broken, rank))),
-        "right": shown(line_with(case.right, cured.said[max(rank, 0)])),
+        "right": shown(line_with(case.right, cured.messages[max(rank, 0)])),
         "did": case.did,
         "cause": case.cause,
         "cure": case.cure,

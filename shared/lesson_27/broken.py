@@ -44,7 +44,7 @@ class Row:
     did: str
     why: str
     cure: str
-    said: str
+    message: str
 
 
 # --- What ranks do ---
@@ -71,12 +71,12 @@ def sum_until(done: Synchronized, enough: Synchronized) -> int:
 
 def broken(see: str, told: list) -> str:
     """The words of a rank that has seen the error; each rank must have failed, and one with these words."""
-    if not all(isinstance(one, str) and one.startswith("ERROR") for one in told):
+    if not all(isinstance(answer, str) and answer.startswith("ERROR") for answer in told):
         raise CourseError(f"all ranks were to fail, but they say {told}")
-    for one in told:
-        found = re.search(see, one)
-        if found:
-            return found[0]
+    for answer in told:
+        match = re.search(see, answer)
+        if match:
+            return match[0]
     raise CourseError(f"no rank says {see!r}: {told}")
 
 
@@ -99,16 +99,16 @@ def try_all(trials: list[Trial], cfg: Config) -> list[str]:
     """What was said; all fail side by side, because that takes as long as their time-outs."""
     with ExitStack() as stack:
         failing = [
-            stack.enter_context(ranks_on(one.hosts, sum_once, timeout_s=START_S, **one.wrong))
-            for one in trials
+            stack.enter_context(ranks_on(trial.hosts, sum_once, timeout_s=START_S, **trial.wrong))
+            for trial in trials
         ]
-        said = [
-            broken(one.see, ranks.told(cfg.patience_s)) for one, ranks in zip(trials, failing, strict=True)
-        ]
-    for one in trials:
-        with ranks_on(one.hosts, sum_once, **one.right) as ranks:
+        messages = []
+        for trial, ranks in zip(trials, failing, strict=True):
+            messages.append(broken(trial.see, ranks.told(cfg.patience_s)))
+    for trial in trials:
+        with ranks_on(trial.hosts, sum_once, **trial.right) as ranks:
             cured(ranks.told(cfg.patience_s))
-    return said
+    return messages
 
 
 # --- Names and cards ---
@@ -183,7 +183,7 @@ def cable_is_out_for_a_while(net: Network, cfg: Config) -> None:
         wait_for(lambda: done.value >= at_last + STEPS_AFTER, "all-reduces with the cable back", cfg)
         enough.value = 1
         told = ranks.told(cfg.patience_s)
-    if not all(isinstance(one, int) for one in told):
+    if not all(isinstance(answer, int) for answer in told):
         raise CourseError(f"the ranks were to go on, but they say {told}")
 
 
@@ -193,7 +193,7 @@ def cable_is_out_for_good(net: Network, cfg: Config) -> Row:
     with ranks_on(net.hosts, sum_until, done, enough, timeout_s=CABLE_S) as ranks:
         wait_for(lambda: done.value >= STEPS_AFTER, "the first all-reduces", cfg)
         net.set_link(1, "down")
-        said = broken(see, ranks.told(cfg.patience_s))
+        message = broken(see, ranks.told(cfg.patience_s))
     net.set_link(1, "up")
     with ranks_on(net.hosts, sum_once) as ranks:
         cured(ranks.told(cfg.patience_s))
@@ -201,7 +201,7 @@ def cable_is_out_for_good(net: Network, cfg: Config) -> Row:
         "nothing: a cable or a switch broke",
         "nobody tells a rank that the other end is gone; it waits for its time-out",
         "a new start from the last checkpoint (lesson 13), here with the cable back",
-        said,
+        message,
     )
 
 
@@ -244,11 +244,11 @@ class Agent:
     def end(self, see: str, patience_s: float) -> str:
         """Wait until it fails; its words that match ``see``."""
         code = self.process.wait(timeout=patience_s)
-        said = self.errors.read_text()
-        found = re.search(see, said)
-        if code == 0 or not found:
-            raise CourseError(f"{said[-3000:]}\nthe agent ended with exit code {code}; it was to say {see!r}")
-        return found[0]
+        errors = self.errors.read_text()
+        match = re.search(see, errors)
+        if code == 0 or not match:
+            raise CourseError(f"{errors[-3000:]}\nthe agent: exit code {code}; it was to say {see!r}")
+        return match[0]
 
 
 def nobody_comes(agent: Agent, cfg: Config) -> Row:
@@ -281,12 +281,12 @@ def store_is_lost(agents: list[Agent], net: Network, cfg: Config) -> Row:
     see = "RendezvousConnectionError"
     wait_for(lambda: all(agent.started.exists() for agent in agents), "ranks on both hosts", cfg)
     net.hosts[0].switch_off()
-    said = agents[1].end(see, cfg.patience_s)
+    message = agents[1].end(see, cfg.patience_s)
     return Row(
         "the machine of `--rdzv-endpoint` is lost",
         "its agent holds the store that the agents meet in",
         "a new start of all; or a store on a machine of its own, and `is_host=0` in `--rdzv-conf`",
-        said,
+        message,
     )
 
 
@@ -313,7 +313,7 @@ def main(cfg: Config) -> None:
 def table(rows: list[Row]) -> str:
     """In Markdown."""
     lines = ["| You see | You did | Why | Cure |", "|---|---|---|---|"]
-    lines += [f"| `{row.said}` | {row.did} | {row.why} | {row.cure} |" for row in rows]
+    lines += [f"| `{row.message}` | {row.did} | {row.why} | {row.cure} |" for row in rows]
     return "\n".join(lines)
 
 

@@ -60,10 +60,10 @@ class Keeper:
     def below(self) -> list[psutil.Process]:
         """All processes that were started, by whomever, and still run."""
         try:
-            found = psutil.Process(self.pid).children(recursive=True)
+            processes = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        return [process for process in found if _runs(process)]
+        return [process for process in processes if _runs(process)]
 
     def close(self) -> None:
         """End all, and wait until that is done."""

@@ -91,8 +91,8 @@ class Job:
             time.sleep(0.05)
         codes = [agent.poll() for agent in self.agents]
         if any(code != 0 for code in codes):
-            said = "\n".join(self.errors(host).read_text()[-3000:] for host in self.net.hosts)
-            raise CourseError(f"{said}\n{self.script.name}: the agents ended with exit codes {codes}")
+            errors = "\n".join(self.errors(host).read_text()[-3000:] for host in self.net.hosts)
+            raise CourseError(f"{errors}\n{self.script.name}: the agents ended with exit codes {codes}")
         return "".join(MARK.sub("", self.output(host).read_text()) for host in self.net.hosts)
 
     def sent(self) -> list[int]:
@@ -117,7 +117,7 @@ def show_logs(folder: Path, host: Host) -> None:
 
 
 def main(cfg: Config, *arguments: str) -> None:
-    if len(arguments) > 1 or not all(one.isdecimal() and 1 <= int(one) <= 8 for one in arguments):
+    if len(arguments) > 1 or not all(word.isdecimal() and 1 <= int(word) <= 8 for word in arguments):
         raise InputError("give the number of ranks on each machine, from 1 to 8")
     ranks = int(arguments[0]) if arguments else 2
     with tempfile.TemporaryDirectory() as name, network(cfg.hosts, cfg.mbit) as net:

@@ -109,9 +109,9 @@ class Slurm:
             except BaseException:
                 self.close()
                 raise
-            said = self._log("slurmctld")
+            log = self._log("slurmctld")
             self.close()
-        raise CourseError(f"{said}\nSlurm did not start in {TRIES} tries")
+        raise CourseError(f"{log}\nSlurm did not start in {TRIES} tries")
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -243,10 +243,11 @@ class Slurm:
     def processes_of(self, node: str) -> list[int]:
         """The daemon of a node, the processes that watch over jobs there (slurmstepd), and what jobs run."""
         running = self._running().below()
-        tasks = [one for one in running if environment_of(one.pid).get("SLURMD_NODENAME") == node]
-        parents = {_parent_of(one) for one in tasks}
-        watching = [one.pid for one in running if one.pid in parents and _name_of(one) == "slurmstepd"]
-        return [self._daemons[node], *watching, *(one.pid for one in tasks)]
+        tasks = [process for process in running if environment_of(process.pid).get("SLURMD_NODENAME") == node]
+        parents = {_parent_of(task) for task in tasks}
+        daemons = [process for process in running if process.pid in parents]
+        watching = [daemon.pid for daemon in daemons if _name_of(daemon) == "slurmstepd"]
+        return [self._daemons[node], *watching, *(task.pid for task in tasks)]
 
     def kill_node(self, node: str) -> None:
         """End all that runs on a node at once, as a power failure does. Slurm is not told."""
