@@ -159,6 +159,7 @@ def test_the_wheel_holds_three_tools_that_run_in_an_empty_environment(tmp_path: 
         (("rank-check", "lab_10_train.py"), "lab_10_train.py: "),
         (("rank-plan", "--model", "8b", "--gpus", "8", "--sequences", "128"), "8,030,261,248 parameters"),
         (("rank-doctor", "--", there, "-c", "print('ended')"), "ended"),
+        (("rank-doctor", "--version"), f"rank-doctor {pyproject()['project']['version']}\n"),
     ):
         done = command(empty / "bin" / words[0], *words[1:], root=None, cwd=tmp_path)
         assert done.returncode == 0, done.stdout

@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 import time
+from importlib import metadata
 
 from .job import Job, JobError
 from .outside import look_into
@@ -34,6 +35,13 @@ It sees the ranks of this machine. Two calls of one kind and shape that are swap
 """
 
 
+def installed_version() -> str:
+    try:
+        return metadata.version("rank-by-rank")
+    except metadata.PackageNotFoundError:
+        return "(a copied folder)"
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="rank-doctor",
@@ -42,6 +50,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="what starts the job, after --")
     parser.add_argument("--pid", type=int, help="look into this process and those below it, once")
     parser.add_argument(
