@@ -27,8 +27,9 @@ def look_after(seconds: float) -> None:
     here = [place for place in stack if Path(place.filename).name == Path(__file__).name][-1]
     last = pickle.loads(_dump_fr_trace(includeStackTraces=False))["entries"][-1]
     rank = f"rank {dist.get_rank()}"
-    print(f"{rank} is in line {here.lineno}, in {here.name}: {here.line}")
-    print(f"{rank} made call {last['collective_seq_id']}: {last['profiling_name']} of {last['input_sizes']}")
+    call = f"call {last['collective_seq_id']}: {last['profiling_name']} of {last['input_sizes']}"
+    # In one write, so that the lines of two ranks do not mix.
+    print(f"{rank} is in line {here.lineno}, in {here.name}: {here.line}\n{rank} made {call}\n", end="")
 
 
 def evaluate() -> None:

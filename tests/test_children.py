@@ -12,7 +12,7 @@ import pytest
 
 from shared.runtime.ports import HERE, free_ports, is_taken
 from shared.runtime.processes import CRASHED, SILENT, Child, is_running
-from tests.helpers import HANG_S
+from tests.sleeping_lab import wait_until
 
 LIMIT_S = 20.0
 
@@ -64,11 +64,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path):
 
     assert Child(parent).outcome(LIMIT_S)[0] == CRASHED
     pid = int((tmp_path / "grandchild").read_text(encoding="utf-8"))
-    for _ in range(100):
-        if not is_running(pid):
-            return
-        time.sleep(0.05)
-    pytest.fail("the grandchild is left")
+    wait_until(lambda: not is_running(pid), "the grandchild has ended")
 
 
 def test_free_ports_are_free_and_different():
@@ -83,9 +79,6 @@ def test_a_process_runs_until_it_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert is_running(child.pid)
         child.stdin.close()
-        end = time.monotonic() + HANG_S
-        while is_running(child.pid):  # dead and not yet reaped does not count
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: not is_running(child.pid), "it is dead")  # and not yet reaped
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
     assert not is_running(child.pid)
