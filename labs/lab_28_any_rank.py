@@ -13,6 +13,7 @@ import argparse
 import json
 import resource
 import time
+from dataclasses import replace
 
 import lab_28_train as script
 import torch
@@ -24,25 +25,25 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore  # also registers the backend "fake"
 
 from shared.comm.record import record
-from shared.planner import Layout, model_named, traffic_of
-from shared.planner.memory import Numbers
+from shared.planner import Layout, memory_of, model_named, traffic_of
+from shared.planner.stack import FSDP2
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.processes import Child
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 
 LIMIT_S = 300  # for a rank, which takes seconds
-BFLOAT16 = Numbers(parameter=2, gradient=2, optimizer=0, activation=2)
 LLAMA_405B = script.Config(
     layers=126,
     width=16384,
     heads=128,
     kv_heads=8,
-    hidden=53248,
+    ffn=53248,
     vocabulary=128256,
     length=8192,
     micro_batches=2,
-    dtype=torch.bfloat16,
+    vpp=8,
+    recompute=1,
 )
 PIPELINE = 16
 TENSOR = 8
@@ -51,20 +52,23 @@ TENSOR = 8
 def as_rank(layout: Layout, rank: int, cfg: script.Config) -> dict:
     """One step of the script, as this rank; what it counted."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.ranks)
-    shape = (layout.dp, layout.pp, layout.tp)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "pp", "tp"))
+    sizes = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake, torch.device("cpu"):
-        stage = script.Stage(cfg, mesh.get_local_rank("pp"), layout.pp)
-    script.divide(stage, mesh)  # outside of the mode: a mesh is made of real numbers
+    with fake:
+        stages = script.build_stages(cfg, mesh, torch.device("cpu"))
+    script.parallelize(stages, mesh, cfg)  # outside of the mode: a mesh is made of real numbers
+    schedule = script.build_schedule(stages, mesh, cfg, torch.device("cpu"))
+    optimizer = torch.optim.AdamW([p for stage in stages.values() for p in stage.parameters()])
     with fake:
         rows = torch.zeros(cfg.micro_batches, cfg.length + 1, dtype=torch.long)
         with record() as log:
-            script.forward_and_backward(stage, mesh, rows[:, :-1], rows[:, 1:], cfg)
+            script.forward_and_backward(schedule, mesh, rows[:, :-1], rows[:, 1:])
+        optimizer.step()
     found = {
-        "position": {name: mesh.get_local_rank(name) for name in ("dp", "pp", "tp")},
+        "position": {name: mesh.get_local_rank(name) for name in sizes},
         "traffic": found_traffic(log, mesh),
-        "held": held_bytes(stage),
+        "held": held_bytes(stages.values(), optimizer),
     }
     dist.destroy_process_group()
     return found
@@ -72,16 +76,17 @@ def as_rank(layout: Layout, rank: int, cfg: script.Config) -> dict:
 
 def check(rank: int, ranks: int, cfg: script.Config) -> str:
     """Hold a rank against the plan; what it counted, as JSON."""
-    layout = layout_of(ranks // (PIPELINE * TENSOR), PIPELINE, TENSOR)
+    layout = layout_of(PIPELINE, ranks // (PIPELINE * TENSOR), TENSOR, cfg, replace(FSDP2, per_tensor=4))
     model = model_of(cfg)
     found = as_rank(layout, rank, cfg)
     what = f"rank {rank} of {ranks}"
     sequences = layout.dp * cfg.micro_batches
     position = layout.position(rank)
-    assert_planned(what, found["position"], {name: position[name] for name in ("dp", "pp", "tp")})
-    assert_planned(what, found["traffic"], traffic_of(model, layout, sequences, BFLOAT16, position))
-    assert_planned(what, found["held"], planned_bytes(model, layout, sequences, rank, BFLOAT16))
+    assert_planned(what, found["position"], {name: position[name] for name in found["position"]})
+    assert_planned(what, found["traffic"], traffic_of(model, layout, sequences, position))
+    assert_planned(what, found["held"], planned_bytes(model, layout, sequences, rank))
     found["traffic"] = {" ".join(key): counts for key, counts in sorted(found["traffic"].items())}
+    found["whole units"] = memory_of(model, layout, sequences, position).gathered
     found["CPU seconds"] = time.process_time()
     found["bytes of its process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return json.dumps({"rank": rank, "ranks": ranks, **found})
@@ -89,7 +94,8 @@ def check(rank: int, ranks: int, cfg: script.Config) -> str:
 
 def report(found: dict) -> None:
     what = f"rank {found['rank']} of {found['ranks']}"
-    print(f"{what}: {found['position']}, holds {found['held']['parameters']:,} bytes of parameters")
+    held = ", ".join(f"{size:,} of {kind}" for kind, size in found["held"].items())
+    print(f"{what}: {found['position']}, holds bytes: {held}")
     for call, (calls, size) in found["traffic"].items():
         dimension, op = call.split()
         print(f"    {dimension} {op:14} {calls:3} calls {size:15,} bytes, as planned")
@@ -112,7 +118,6 @@ def place(text: str) -> tuple[int, int]:
 
 def main(texts: list[str], cfg: script.Config) -> None:
     places = [place(text) for text in texts]
-    torch.set_default_dtype(cfg.dtype)
     with torch.device("meta"):
         whole = sum(p.numel() for p in script.Stage(cfg, 0, 1).parameters())
     planned = model_named("405b").parameters()

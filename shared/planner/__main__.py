@@ -1,45 +1,48 @@
 """``rank-plan --model 405b --gpus 16384``: layouts that run and fit, what they need, and why others fail."""
 
 import argparse
+import json
 import math
+import os
 import sys
+from dataclasses import asdict, replace
+from typing import Any
 
+from . import __version__
 from .errors import PlanError
 from .failures import GPU_HOURS_PER_FAILURE, mean_time_between
-from .flops import RECOMPUTE
-from .hardware import GIB, GPUS, Network
-from .models import MODELS, model_named
-from .search import DAY_S, Plan, Rejected, Training, propose
-from .step import REACHED, most_traffic, shares_of_peak, tokens_per_s
+from .hardware import CHECKED, GIB, GPUS, Network, gpu_named
+from .layout import CHOICES
+from .models import MODELS, Experts, Model, model_in, model_named, with_context
+from .published import table
+from .search import DAY_S, ERROR_OF_MEMORY, Plan, Rejected, Training, nearest_batch, propose
+from .stack import KERNELS, STACKS, UNFUSED, stack_named
+from .step import most_traffic, shares_of_peak, tokens_per_s
 
 BAD_INPUT = 2  # as argparse ends after a wrong option
-SIZES = ("tp", "cp", "ep", "pp", "dp", "micro_batch", "chunks")
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
+SIZES = ("tp", "cp", "pp", "dp", "replicate", "ep", "etp", "micro_batch")
+OWN = ("layers", "width", "heads", "ffn", "vocabulary")
 EPILOG = f"""\
 examples:
   rank-plan --model 405b --gpus 16384
-  rank-plan --model 405b --gpus 16384 --length 131072 --sequences 128 --tp 8 --pp 16
-  rank-plan --model 70b --gpus 512 --tokens 2T --dollars 2.5
+  rank-plan --config config.json --gpus 96 --gpu h200 --nic 200 --length 4096 --tokens 2T --dollars 2.5
+  rank-plan --model 8b --gpus 64 --tp 2 --zero 1 --micro-batch 2 --global-batch 1024 --json
 
 models: {", ".join(MODELS)}
 GPUs:   {", ".join(GPUS)}
+stacks: {", ".join(STACKS)}
+  megatron: fused kernels, TP partly hidden, float32 gradients; nemo: the same with bfloat16 gradients;
+  torch: FSDP2, torch.compile; eager: FSDP2 alone; 2023: FSDP, FlashAttention 1; 2021: unfused attention
 
-exit code:
-  0  a layout runs and fits
-  1  none does; what is said tells why
-  2  an option is wrong
-
-Memory is what tensors need. Seconds rest on one fitted number, the share of its peak that a GPU reaches in
-matrix products (--reached); they leave out slow ranks, reading of data and the optimizer's own time.
+exit code: 0 if a layout runs and fits, 1 if none does, 2 if an option is wrong
 """
 
 
 def number(text: str) -> float:
     """A number above 0, such as 15.6T."""
-    factor = SUFFIXES.get(text[-1:], 1.0)
     try:
-        value = float(text[:-1] if text[-1:] in SUFFIXES else text) * factor
+        value = float(text[:-1]) * SUFFIXES[text[-1]] if text[-1:] in SUFFIXES else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 900, 2.5 or 15.6T") from None
     if not 0 < value < math.inf:
@@ -49,13 +52,11 @@ def number(text: str) -> float:
 
 def whole_number(text: str) -> int:
     """A whole number above 0."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if value < 1:
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number")
+    if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
-    return value
+    return int(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,133 +67,274 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    found = Parser(
-        prog="rank-plan",
-        description="Plan the training of a transformer on many GPUs.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    form = argparse.RawDescriptionHelpFormatter
+    told = "Plan the training of a transformer on many GPUs."
+    found = Parser(prog="rank-plan", description=told, epilog=EPILOG, formatter_class=form)
+
+    def options(title: str, kind: Any, **help_of: str) -> None:
+        group = found.add_argument_group(title)
+        for name, text in help_of.items():
+            group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+
+    def flags(**help_of: str) -> None:
+        for name, text in help_of.items():
+            found.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+
+    found.add_argument("--version", action="version", version=f"rank-plan {__version__}")
+    flags(
+        check="print how far the planner is off for trainings that others have published",
+        json="print plans as JSON",
+        fp8="linear layers multiply in FP8",
+        no_sp="tensor parallelism without sequence parallelism",
+        anyway="show layouts that do not fit into memory, too",
     )
-    what = found.add_argument_group("what is trained")
-    what.add_argument("--model", required=True, help="a name of the list below")
-    what.add_argument("--length", type=whole_number, help="tokens of a sequence (the model's own)")
-    what.add_argument("--sequences", type=whole_number, help="in a batch of all ranks (16M tokens' worth)")
-    what.add_argument("--tokens", type=number, default=15.6e12, help="of the whole training (15.6T)")
-    on = found.add_argument_group("on what")
-    on.add_argument("--gpus", type=whole_number, required=True)
-    on.add_argument("--gpu", default="h100", help="a name of the list below (h100)")
-    on.add_argument("--node", type=whole_number, default=8, help="GPUs in a node (8)")
-    on.add_argument("--card", type=number, default=400.0, help="Gb/s of a GPU to other nodes (400)")
-    on.add_argument("--reached", type=number, default=REACHED, help=f"share of the peak ({REACHED})")
-    on.add_argument("--dollars", type=number, default=2.0, help="for an hour of a GPU (2)")
-    failures = found.add_argument_group("failures")
-    failures.add_argument(
-        "--gpu-hours",
-        type=number,
-        default=GPU_HOURS_PER_FAILURE,
-        help=f"between failures of one GPU ({GPU_HOURS_PER_FAILURE:,.0f}, as Llama 3 saw)",
+    options(
+        "a model",
+        str,
+        model="a name of the list below",
+        config="a config.json of Hugging Face's transformers",
     )
-    failures.add_argument("--save", type=number, default=5.0, help="seconds a checkpoint stops all (5)")
-    failures.add_argument("--restart", type=number, default=600.0, help="seconds a failure costs (600)")
-    layout = found.add_argument_group("a layout, as far as it is given")
-    for name in SIZES:
-        layout.add_argument(f"--{name.replace('_', '-')}", type=whole_number)
-    layout.add_argument("--zero", type=int, choices=range(4))
-    layout.add_argument("--recompute", choices=RECOMPUTE)
-    found.add_argument("--show", type=whole_number, default=3, help="so many plans (3)")
+    sizes = dict.fromkeys(OWN, "of the model")
+    options(
+        "or its sizes", whole_number, **sizes, kv_heads="(as many as heads)", experts="(none)", chosen="(2)"
+    )
+    options(
+        "how much of it",
+        whole_number,
+        length="tokens of a sequence (the model's own)",
+        global_batch="sequences of all ranks in a step (about 4M or 16M tokens)",
+        sequences=argparse.SUPPRESS,
+        gpus="how many",
+        node="GPUs in a node, or in an NVLink domain (8; 72 for gb200 and gb300)",
+        show="so many plans (3)",
+    )
+    options(
+        "numbers such as 2.5 or 15.6T; of a GPU they replace the table's",
+        number,
+        tokens="of the whole training (20 for each parameter)",
+        peak="TFLOP/s in bfloat16, dense",
+        peak8="TFLOP/s in FP8",
+        memory="GiB",
+        bandwidth="TB/s to its memory",
+        link="GB/s to others of its node, in one direction",
+        gemm="GEMM efficiency: the share of the peak that large matrix products get",
+        nic="Gb/s to other nodes (400)",
+        dollars="for an hour (2)",
+        gpu_hours="between failures of one GPU (as Llama 3 saw)",
+        save="seconds that a checkpoint stops all (5)",
+        restart="seconds that a failure costs (600)",
+    )
+    options(
+        "a layout, as far as it is given", whole_number, **dict.fromkeys(SIZES, ""), vpp="stages on a rank"
+    )
+    choices = {"gpu": ("h100", None), "stack": ("megatron", list(STACKS)), "attention": (None, list(KERNELS))}
+    for name, (default, allowed) in choices.items():
+        found.add_argument(f"--{name}", default=default, choices=allowed, metavar=None if allowed else "NAME")
+    for name, values in CHOICES.items():
+        kind = int if name == "zero" else str
+        found.add_argument(f"--{name}", type=kind, choices=values, help="3: FSDP" if name == "zero" else None)
+    defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3, "chosen": 2}
+    found.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
     return found
 
 
-def training_of(options: argparse.Namespace) -> Training:
+def model_of(given: argparse.Namespace) -> Model:
+    sizes = [getattr(given, name) for name in OWN]
+    if (given.model is not None) + (given.config is not None) + any(sizes) != 1:
+        raise PlanError(
+            "give one of --model, --config, or --layers with --width, --heads, --ffn, --vocabulary"
+        )
+    if given.model:
+        return model_named(given.model, given.length)
+    if given.config:
+        return with_context(model_in(given.config), given.length)
+    if not all(sizes):
+        raise PlanError(f"a model of your own needs all of {', '.join('--' + name for name in OWN)}")
+    layers, width, heads, ffn, vocabulary = sizes
+    experts = Experts(given.experts, given.chosen, 0, ffn) if given.experts else None
+    rest = (given.kv_heads or heads, ffn, vocabulary, given.length or 4096)
+    return Model(f"{layers} layers x {width}", layers, width, heads, *rest, experts=experts)
+
+
+def training_of(given: argparse.Namespace) -> Training:
     """Raises PlanError: a value cannot be."""
-    model = model_named(options.model, options.length)
-    if options.gpu not in GPUS:
-        raise PlanError(f"there is no GPU {options.gpu!r}: {', '.join(GPUS)}")
+    if given.gpus is None:
+        raise PlanError("the following arguments are required: --gpus")
+    model = model_of(given)
+    units = {"peak": 1e12, "peak8": 1e12, "memory": GIB, "bandwidth": 1e12, "link": 1e9, "gemm": 1}
+    changed = {name: getattr(given, name) * size for name, size in units.items() if getattr(given, name)}
+    gpu = gpu_named(given.gpu, changed)
+    if given.anyway:
+        gpu = gpu._replace(memory=math.inf)
+    if not gpu.gemm <= 1:
+        raise PlanError(f"gemm is a share of 1, not {gpu.gemm:g}")
+    if given.fp8 and not gpu.peak8:
+        raise PlanError(f"{gpu.name} has no FP8")
+    kernel = {"attention": given.attention} if given.attention else {}
+    node = given.node or (72 if given.gpu.lower().startswith("gb") else 8)
+    batch = given.global_batch or given.sequences
+    if not batch:  # a multiple of what is odd about the GPUs divides in most layouts
+        odd = given.gpus // (given.gpus & -given.gpus)
+        unit = 64 * odd if odd > 1 else 1
+        whole_batch = (2**24 if model.parameters() > 1e11 else 2**22) / model.context
+        batch = max(1, round(whole_batch / unit)) * unit
     return Training(
         model,
-        options.gpus,
-        options.sequences or max(1, 2**24 // model.context),
-        options.tokens,
-        gpu=GPUS[options.gpu],
-        network=Network(node=options.node, card=options.card * 1e9 / 8),
-        reached=options.reached,
-        dollars=options.dollars,
-        save_s=options.save,
-        restart_s=options.restart,
-        gpu_hours=options.gpu_hours,
+        given.gpus,
+        batch,
+        given.tokens or 20.0 * model.parameters(),
+        gpu=gpu,
+        network=Network(node, given.nic / 8 * 1e9),
+        stack=stack_named(given.stack, fp8=given.fp8, **kernel),
+        dollars=given.dollars,
+        save_s=given.save,
+        restart_s=given.restart,
+        gpu_hours=given.gpu_hours,
     )
 
 
-def fixed_of(options: argparse.Namespace) -> dict[str, int | str]:
-    names = (*SIZES, "zero", "recompute")
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+def fixed_of(given: argparse.Namespace) -> dict[str, Any]:
+    found = {name: getattr(given, name) for name in (*SIZES, *CHOICES) if getattr(given, name) is not None}
+    return (
+        found
+        | ({"chunks": given.vpp} if given.vpp else {})
+        | ({"sequence_parallel": False} if given.no_sp else {})
+    )
 
 
-def describe(training: Training, plan: Plan) -> list[str]:
+def assumptions(training: Training) -> dict[str, str]:
+    """What the numbers rest on, and how far they may be off."""
+    gpu, stack, network, numbers = training.gpu, training.stack, training.network, training.stack.numbers
+    share, peak, eight = (gpu.gemm8, gpu.peak8, " FP8") if stack.fp8 else (gpu.gemm, gpu.peak, "")
+    kernel = "unfused attention" if stack.attention == UNFUSED else f"FlashAttention {stack.attention[-1]}"
+    links = (
+        f"{network.node} GPUs at {gpu.link / 1e9:.0f} GB/s, nodes at {network.card * 8 / 1e9:.0f} Gb/s a GPU"
+    )
+    error = f"seconds {training.error:.0%}, memory {ERROR_OF_MEMORY:.0%}: means held out, see --check"
+    if gpu.name not in CHECKED:
+        error = f"not known for {gpu.name}, no training on it was held against the planner; elsewhere {error}"
+    return {
+        "compute": f"large GEMMs reach {share:.0%} of {peak / 1e12:,.0f}{eight} TFLOP/s; {kernel}; "
+        f"{'fused' if stack.fused else 'eager'} norms and loss; {stack.gaps:.0%} gaps",
+        "network": f"{links}, {network.reached:.0%} of it reached; {stack.hidden_tp:.0%} of TP and "
+        f"{stack.hidden_ep:.0%} of EP hidden, DP {'hidden' if stack.overlap else 'not hidden'}",
+        "memory": f"{numbers.parameter} bytes of a parameter, {numbers.gradient} of its gradient, "
+        f"{numbers.optimizer} of Adam; tensors get {training.usable:.0%} of {gpu.memory / GIB:.0f} GiB",
+        "error": f"{error}; plans within {training.error:.0%} count as equal, the simplest comes first",
+    }
+
+
+def amount(value: float, unit: str, prefixes: str = "kMBT") -> str:
+    """Three digits: 12.3 M dollars, 25.5 GB."""
+    power = min(len(prefixes), max(0, int(math.log10(max(value, 1e-9)) // 3)))
+    prefix = prefixes[power - 1] if power else ""
+    return f"{value / 1000**power:,.3g} {prefix}{' ' if prefix and unit != 'B' else ''}{unit}"
+
+
+def span(days: float) -> str:
+    if days < 1:
+        return f"{days * 24:,.3g} hours"
+    return f"{days:,.1f} days" if days < 1000 else amount(days / 365, "years")
+
+
+def describe(training: Training, plan: Plan) -> str:
     """A plan in some lines."""
     model, layout, memory, time = training.model, plan.layout, plan.memory, plan.time
-    kinds = ("parameters", "gradients", "optimizer", "activations")
-    parts = ", ".join(f"{kind} {getattr(memory, kind) / GIB:.1f}" for kind in kinds)
-    seconds = {"computing": time.computing, "bubble": time.waiting}
-    for name in ("tp", "cp", "ep", "pp", "dp"):
-        seconds[name.upper()] = getattr(time, name)
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
+    held = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in asdict(memory).items() if size > 0.05 * GIB)
+    parts = ", ".join(f"{name} {value:.2f}" for name, value in asdict(time).items() if value >= 0.005)
     shares = shares_of_peak(model, layout, training.sequences, time.total, training.gpu)
-    used = "; ".join(f"{name}: {model_share:.1%}" for name, (model_share, _) in shares.items())
     tokens = tokens_per_s(model, training.sequences, time.total) / layout.ranks
+    low, high = time.total / (1 + training.error), time.total * (1 + training.error)
     lines = [
-        f"{layout}",
-        f"    memory  {memory.total / GIB:.1f} GiB of {training.gpu.memory / GIB:.0f}: {parts}",
-        f"    step    {time.total:.2f} s: {shown}; {tokens:,.0f} tokens/s/GPU",
-        f"    MFU     {used}",
-        f"    run     {plan.days:.1f} days, {plan.dollars / 1e6:,.1f} M dollars; goodput {plan.goodput:.1%} "
-        f"with a checkpoint every {plan.interval_s / 60:.0f} min",
+        f"\n{layout}",
+        f"memory  {memory.total / GIB:.1f} GiB: {held}",
+        f"step    {time.total:.3g} s ({low:.3g} to {high:.3g}): {parts}; {tokens:,.0f} tokens/s/GPU",
+        f"MFU     {'; '.join(f'{name}: {share:.1%}' for name, share in shares.items())}",
+        f"run     {span(plan.days)}, {amount(plan.dollars, 'dollars')}; goodput {plan.goodput:.1%} "
+        f"with a checkpoint every {span(plan.interval_s / DAY_S)}",
     ]
     for (dimension, op), (calls, size) in most_traffic(model, layout, training.sequences).items():
         if op != "recv":
-            lines.append(f"    {dimension:<7} {calls:,} x {op}, {size / 1e9:,.2f} GB in all")
-    return lines
+            lines.append(f"{dimension:<7} {calls:,} x {op}, {amount(size, 'B', 'kMGTP')} in all")
+    return "\n    ".join(lines)
 
 
 def reasons(rejected: list[Rejected]) -> list[str]:
     """For each kind of problem how many layouts have it, and the one that is nearest to running."""
-    counts: dict[str, int] = {}
-    nearest: dict[str, tuple[tuple[int, float], str]] = {}
+    found: dict[str, list[tuple[int, float, str]]] = {}
     for one in rejected:
-        for kind, text, off in one.problems:
-            counts[kind] = counts.get(kind, 0) + 1
-            far = (len(one.problems), off)
-            if kind not in nearest or far < nearest[kind][0]:
-                nearest[kind] = (far, f"{one.layout}: {text}")
-    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    return [f"    {count:5} by {kind}, such as {nearest[kind][1]}" for kind, count in ordered]
+        for problem in one.problems:
+            far = (len(one.problems), problem.off, f"{one.layout}: {problem.text}")
+            found.setdefault(problem.kind, []).append(far)
+    ordered = sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    return [f"    {len(those):5} by {kind}, such as {min(those)[2]}" for kind, those in ordered]
+
+
+def as_json(training: Training, plans: list[Plan], rejected: list[Rejected]) -> str:
+    """All that is said otherwise, unrounded."""
+    found = []
+    for plan in plans:
+        one, time = asdict(plan), plan.time.total
+        one["memory"]["total"], one["time"]["total"] = plan.memory.total, time
+        one["tokens_per_s_and_gpu"] = tokens_per_s(training.model, training.sequences, time) / training.gpus
+        one["mfu"] = shares_of_peak(training.model, plan.layout, training.sequences, time, training.gpu)
+        found.append(one)
+    model = {**asdict(training.model), "parameters": training.model.parameters()}
+    sizes = {
+        "model": model,
+        "gpus": training.gpus,
+        "global_batch": training.sequences,
+        "tokens": training.tokens,
+    }
+    assumed = {"assumed": assumptions(training), "error": training.error}
+    return json.dumps({**sizes, **assumed, "plans": found, "rejected": reasons(rejected)}, indent=1)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print plans; return the exit code, see ``--help``."""
-    options = parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
+    if given.check:
+        print(table())
+        return 0
     try:
-        training = training_of(options)
-        plans, rejected = propose(training, **fixed_of(options))
+        training = training_of(given)
+        plans, rejected = propose(training, **fixed_of(given))
+        batch = nearest_batch(training, rejected)
+        changed = not plans and batch is not None
+        if changed:
+            training = replace(training, sequences=batch or 1)
+            plans, rejected = propose(training, **fixed_of(given))
     except PlanError as error:
         print(f"rank-plan: {error}", file=sys.stderr)
         return BAD_INPUT
-    model = training.model
-    between = mean_time_between(training.gpus, training.gpu_hours)
-    steps = training.tokens / (training.sequences * model.context)
-    print(
-        f"{model.name}: {model.parameters():,} parameters on {training.gpus:,} x {training.gpu.name}, "
-        f"{training.sequences:,} sequences of {model.context:,} tokens in a step, {steps:,.0f} steps\n"
-        f"a failure every {between / 3600:.1f} h is expected, {DAY_S / between:.1f} a day"
-    )
-    for plan in plans[: options.show]:
-        print("\n" + "\n".join(describe(training, plan)))
-    print(f"\n{len(plans)} layouts run and fit, {len(rejected)} do not:")
-    print("\n".join(reasons(rejected)))
+    if given.json:
+        print(as_json(training, plans[: given.show], rejected))
+        return 0 if plans else 1
+    model, gpus, size = training.model, training.gpus, training.sequences
+    how = " (changed so that it divides)" if changed else "" if given.global_batch else " by default"
+    steps = training.tokens / (size * model.context)
+    between = mean_time_between(gpus, training.gpu_hours) / DAY_S
+    print(f"{model.name}: {model.parameters():,} parameters on {gpus:,} x {training.gpu.name}")
+    run = f"{amount(training.tokens, 'tokens')}, {steps:,.0f} steps"
+    print(f"global batch {size:,} x {model.context:,} tokens{how}; {run}")
+    for name, text in {**assumptions(training), "failures": f"one in {span(between)}"}.items():
+        print(f"{name:8} {text}")
+    for plan in plans[: given.show]:
+        print(describe(training, plan))
+    print(f"\n{len(plans)} layouts run and fit, {len(rejected)} do not:", *reasons(rejected), sep="\n")
+    if batch and not changed:
+        print(f"with a global batch of {batch:,} more layouts would run")
     return 0 if plans else 1
 
 
 def command() -> None:
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as in `rank-plan ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
 
 
 if __name__ == "__main__":

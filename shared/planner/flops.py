@@ -5,25 +5,19 @@ Attention costs 12 x layers x width x length besides, or half of that if only wh
 counted. Publications differ in that, and in whether the input embedding counts, which is looked up only.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from .errors import PlanError
 from .models import Model
 
 NONE = "none"
 SELECTIVE = "selective"
+BY_OP = "op"
 WHOLE = "full"
-RECOMPUTE = (NONE, SELECTIVE, WHOLE)
+RECOMPUTE = (NONE, SELECTIVE, BY_OP, WHOLE)
 
 
-@dataclass(frozen=True)
-class Convention:
-    """How a publication counts.
-
-    Attributes:
-        attention: the share of the products of queries and keys that counts.
-        embedding: whether parameters count that are only looked up.
-    """
+class Convention(NamedTuple):
+    """How a publication counts: the share of attention, and whether what is only looked up counts."""
 
     name: str
     attention: float
@@ -37,24 +31,17 @@ MEGATRON = Convention("6(N - Vd) + 12Lds", 1.0, False)  # Narayanan et al. 2021,
 CONVENTIONS = (PARAMETERS_ONLY, FULL, CAUSAL, MEGATRON)
 
 
-def per_token(model: Model, convention: Convention, recompute: str | None = None) -> float:
+def per_token(model: Model, convention: Convention, recompute: str = NONE) -> float:
     """Operations of forward and backward for one token of a sequence of ``model.context``.
 
-    With ``recompute`` those that the hardware does: ``full`` repeats the forward pass, ``selective`` the
-    products of queries and keys, and of these with values. (Equation 8 of Korthikanti et al. 2022 adds three
-    times as much for ``selective``: as much as their forward and backward pass.)
+    With ``recompute`` those that the hardware does: ``full`` repeats the forward pass, ``op`` half of it
+    without attention, ``selective`` attention's products.
     """
-    parameters = model.active_parameters()
-    if not convention.embedding:
-        parameters -= model.embedding()
-    attention = 12 * model.layers * model.attention_width() * model.context * convention.attention
-    if recompute is None or recompute == NONE:
-        return 6 * parameters + attention
-    if recompute == SELECTIVE:
-        return 6 * parameters + attention * 4 / 3
-    if recompute == WHOLE:
-        return (6 * parameters + attention) * 4 / 3
-    raise PlanError(f"recompute must be one of {', '.join(RECOMPUTE)}, not {recompute!r}")
+    parameters = model.active_parameters() - (0 if convention.embedding else model.embedding())
+    attention = 12 * model.layers * model.attention_width() * model.seen() * convention.attention
+    of_parameters = {WHOLE: 8, BY_OP: 7}.get(recompute, 6)
+    of_attention = 4 / 3 if recompute in (WHOLE, SELECTIVE) else 1.0
+    return of_parameters * parameters + of_attention * attention
 
 
 def utilization(operations_per_token: float, tokens_per_s_and_gpu: float, peak: float) -> float:

@@ -1,43 +1,86 @@
-"""GPUs and the network between them."""
+"""GPUs, what of them matrix products reach, and the network between them."""
 
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .errors import PlanError
 
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What a data sheet says.
+class Gpu(NamedTuple):
+    """What a data sheet says, and what others have measured on one of them.
 
     Attributes:
-        peak: operations a second in bfloat16, dense.
-        memory: bytes.
+        peak: operations a second in bfloat16, dense; ``peak8`` in FP8, 0 without.
+        memory: bytes; ``bandwidth`` bytes a second between the GPU and it.
         link: bytes a second that a GPU sends to the others of its node, in one direction.
+        units: streaming multiprocessors, or compute units.
+        gemm, gemm8: the shares of ``peak`` and ``peak8`` that large matrix products get for long.
+        attention: those that FlashAttention 1, 2 and 3 get on long sequences.
     """
 
     name: str
     peak: float
-    memory: int
+    peak8: float
+    memory: float
+    bandwidth: float
     link: float
+    units: int
+    gemm: float
+    gemm8: float = 0.0
+    attention: tuple[float, float, float] = (0.33, 0.6, 0.6)
 
 
-# The makers' data sheets. An "80 GB" GPU has about 80 GiB; some of it is not for tensors.
+HOPPER = (0.17, 0.34, 0.57)
+BLACKWELL = (0.1, 0.2, 0.5)
+# Up to units: the makers' data sheets. An "80 GB" GPU has about 80 GiB. GEMMs: the best shapes that
+# stas00/ml-engineering lists (A100 0.87, H100 0.80, B200 0.78, MI300X 0.51; FP8: H100 0.71, B200 0.76) less
+# what power and other shapes take, which calibrated rows set. Attention: Dao-AILab/flash-attention's
+# figures, causal, forward and backward.
 GPUS = {
-    "a100-40": Gpu("A100 40GB", 312e12, 40 * GIB, 300e9),
-    "a100": Gpu("A100 80GB", 312e12, 80 * GIB, 300e9),
-    "h100": Gpu("H100 80GB", 989e12, 80 * GIB, 450e9),
-    "h800": Gpu("H800 80GB", 989e12, 80 * GIB, 200e9),
-    "tpu-v4": Gpu("TPU v4", 275e12, 32 * GIB, 300e9),
+    "v100": Gpu("V100 32GB", 125e12, 0, 32 * GIB, 0.9e12, 150e9, 80, 0.75, 0, (0.3, 0.3, 0.3)),
+    "a100-40": Gpu("A100 40GB", 312e12, 0, 40 * GIB, 1.55e12, 300e9, 108, 0.82),
+    "a100": Gpu("A100 80GB", 312e12, 0, 80 * GIB, 2.04e12, 300e9, 108, 0.82),
+    "h100": Gpu("H100 80GB", 989e12, 1979e12, 80 * GIB, 3.35e12, 450e9, 132, 0.73, 0.65, HOPPER),
+    "h100-500w": Gpu(
+        "H100 96GB", 989e12, 1979e12, 95 * GIB, 2.4e12, 450e9, 132, 0.6, 0.52, (0.13, 0.25, 0.42)
+    ),
+    "h100-pcie": Gpu("H100 PCIe", 756e12, 1513e12, 80 * GIB, 2.0e12, 64e9, 114, 0.6, 0.52, HOPPER),
+    "h100-nvl": Gpu("H100 NVL", 835e12, 1671e12, 94 * GIB, 3.9e12, 64e9, 132, 0.65, 0.57, HOPPER),
+    "h800": Gpu("H800 80GB", 989e12, 1979e12, 80 * GIB, 3.35e12, 200e9, 132, 0.73, 0.65, HOPPER),
+    "h200": Gpu("H200", 989e12, 1979e12, 141 * GIB, 4.8e12, 450e9, 132, 0.73, 0.65, HOPPER),
+    "b200": Gpu("B200", 2250e12, 4500e12, 180 * GIB, 7.7e12, 900e9, 148, 0.6, 0.55, BLACKWELL),
+    "gb200": Gpu("GB200", 2450e12, 4900e12, 186 * GIB, 8e12, 900e9, 148, 0.58, 0.54, BLACKWELL),
+    "b300": Gpu("B300", 2250e12, 4500e12, 270 * GIB, 8e12, 900e9, 148, 0.66, 0.64, BLACKWELL),
+    "gb300": Gpu("GB300", 2450e12, 4900e12, 278 * GIB, 8e12, 900e9, 148, 0.66, 0.64, BLACKWELL),
+    "mi300x": Gpu("MI300X", 1307e12, 2614e12, 192 * GIB, 5.3e12, 400e9, 304, 0.47, 0.38, (0.1, 0.3, 0.35)),
 }
+CHECKED = (
+    "A100 40GB",
+    "A100 80GB",
+    "H100 80GB",
+    "H100 96GB",
+    "H200",
+    "B200",
+    "GB200",
+    "GB300",
+)  # by ``published``
+
+
+def gpu_named(name: str, measured: dict[str, Any] | None = None) -> Gpu:
+    """A GPU of the table, with what is given of it changed. Raises PlanError: there is none of that name."""
+    if name.lower() not in GPUS:
+        raise PlanError(f"there is no GPU {name!r}: {', '.join(GPUS)}")
+    return GPUS[name.lower()]._replace(**(measured or {}))
 
 
 @dataclass(frozen=True)
 class Network:
-    """Two levels: nodes of some GPUs with fast links, and a network card for each GPU between nodes.
+    """Two levels: nodes (or NVLink domains) of GPUs with fast links, and a network card for each GPU.
 
     Attributes:
-        node: GPUs in a node.
         card: bytes a second that a GPU sends to another node; 50e9 is 400 Gb/s.
         reached: the share of a link's bandwidth that a large collective gets.
         start_inside, start_between: seconds before the first byte arrives.
@@ -46,8 +89,8 @@ class Network:
     node: int = 8
     card: float = 50e9
     reached: float = 0.8
-    start_inside: float = 3e-6
-    start_between: float = 15e-6
+    start_inside: float = 8e-6
+    start_between: float = 20e-6
 
 
 # {collective: bytes that each of n ranks has to send, for each byte that it hands in}
@@ -65,30 +108,25 @@ def by_rule(op: str, size: int, handed_in: float) -> float:
     return BY_RULE[op](size) * handed_in if size > 1 else 0.0
 
 
-def seconds(op: str, size: int, step: int, calls: int, handed_in: float, gpu: Gpu, network: Network) -> float:
-    """Time of ``calls`` collectives in a group of ``size`` ranks that are ``step`` apart.
+def seconds(
+    op: str, size: int, inside: int, calls: float, handed_in: float, gpu: Gpu, network: Network
+) -> float:
+    """Time of ``calls`` collectives in a group of ``size`` ranks, of which ``inside`` are in one node.
 
-    Ranks of one node first work on the whole inside of it, then each talks to those that have the same place
-    in other nodes, about its own part. ``handed_in`` is the sum over all calls.
+    Ranks of one node work inside of it while each talks to those that have the same place in other nodes,
+    about its own part: the slower of both decides. ``handed_in`` is the sum over all calls.
     """
     if size == 1 or calls == 0:
         return 0.0
-    inside = max(1, min(size, network.node // step))
+    inside = max(1, min(size, inside))
     outside = math.ceil(size / inside)
     if op == "send":
-        link = gpu.link if step < network.node else network.card
-        start = network.start_inside if step < network.node else network.start_between
-        return calls * start + handed_in / (link * network.reached)
-    if op == "all_gather":  # of what comes from outside, each rank passes on its part
-        bytes_outside = by_rule(op, outside, handed_in)
-        bytes_inside = by_rule(op, inside, handed_in * outside)
+        within, beyond = (handed_in, 0.0) if inside > 1 else (0.0, handed_in)
     elif op == "all_to_all":
-        bytes_outside = handed_in * (size - inside) / size
-        bytes_inside = handed_in * (inside - 1) / size
+        within, beyond = handed_in * (inside - 1) / size, handed_in * (size - inside) / size
+    elif op == "all_gather":  # of what comes from outside, each rank passes on its part
+        within, beyond = by_rule(op, inside, handed_in * outside), by_rule(op, outside, handed_in)
     else:
-        bytes_outside = by_rule(op, outside, handed_in / inside)
-        bytes_inside = by_rule(op, inside, handed_in)
-    time = bytes_inside / (gpu.link * network.reached) + bytes_outside / (network.card * network.reached)
-    starts = math.ceil(math.log2(inside)) * network.start_inside
-    starts += math.ceil(math.log2(outside)) * network.start_between
-    return time + calls * starts
+        within, beyond = by_rule(op, inside, handed_in), by_rule(op, outside, handed_in / inside)
+    starts = math.log2(max(2, inside)) * network.start_inside + math.log2(outside) * network.start_between
+    return max(within / gpu.link, beyond / network.card) / network.reached + calls * starts

@@ -1,109 +1,89 @@
-"""Bytes that a rank holds: parameters, gradients, optimizer state, activations."""
+"""Bytes that a rank holds: parameters, gradients, optimizer state, what FSDP gathers, activations, logits."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 
-from .errors import PlanError
-from .flops import NONE, SELECTIVE
+from .flops import BY_OP, NONE, SELECTIVE, WHOLE
 from .layout import Layout, blocks_of, stages_of
-from .models import FIRST, LAST, Model, Tensor, tensors_of
+from .models import FIRST, LAST, Model, Tensor, has_experts, tensors_of
 from .pipeline import at_once
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Bytes of one number of each kind.
-
-    Attributes:
-        optimizer: of all that the optimizer keeps for a parameter: Adam's two moments, and a copy in float32
-            if the parameter itself has fewer bits.
-        per_tensor: what the optimizer keeps for a whole tensor, such as the count of its steps.
-    """
-
-    parameter: int = 2
-    gradient: int = 4
-    optimizer: int = 12
-    per_tensor: int = 0
-    activation: int = 2
-
-
-MIXED = Numbers()  # bfloat16, gradients added up in float32, Adam in float32
-ZERO_PAPER = Numbers(gradient=2)  # Rajbhandari et al. 2020
-FLOAT64 = Numbers(parameter=8, gradient=8, optimizer=16, per_tensor=4, activation=8)  # the lessons
-FLOAT32 = Numbers(parameter=4, gradient=4, optimizer=8, per_tensor=4, activation=4)
+from .stack import UNFUSED, Numbers
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by kind. ``activations`` is at the fullest moment; what a framework needs besides is not here."""
+    """Bytes by kind, at the fullest moment. CUDA's context, NCCL's buffers and gaps come on top.
+
+    Attributes:
+        parameters, gradients, optimizer: held from step to step.
+        gathered: FSDP's whole parameters, and gradients before they are divided.
+        activations: kept for backward.
+        working: the larger of the logits with their gradients and what backward of one block needs besides.
+    """
 
     parameters: int
     gradients: int
     optimizer: int
+    gathered: int
     activations: int
+    working: int
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 def states(parameters: float, numbers: Numbers, zero: int, ranks: int) -> float:
     """Bytes of parameters, gradients and optimizer state on each of ``ranks``, for so many parameters."""
     parts = [numbers.optimizer, numbers.gradient, numbers.parameter]
-    total = 0.0
-    for stage, size in enumerate(parts, start=1):
-        total += parameters * size / (ranks if zero >= stage else 1)
-    return total
+    return sum(
+        parameters * size / (ranks if zero >= stage else 1) for stage, size in enumerate(parts, start=1)
+    )
 
 
 class Held:
-    """Parameters of a rank. Sums are kept, because a search asks for them again and again."""
+    """Parameters of a rank before ZeRO. Sums are kept, because a search asks for them again and again."""
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         self.tensors = tensors
         self.numbers = sum(tensor.numbers for tensor in tensors)
         self.dense = sum(tensor.numbers for tensor in tensors if not tensor.experts)
-        self.undivided = sum(
-            tensor.numbers for tensor in tensors if tensor.divided is None and not tensor.experts
-        )
-        self._sharded: dict[tuple[int, int, bool], int] = {}
+        self.experts = self.numbers - self.dense
+        whole = [tensor.numbers for tensor in tensors if tensor.divided is None and not tensor.experts]
+        self.undivided, self.whole_tensors = sum(whole), len(whole)
+        blocks: dict[int | str, int] = {}
+        for tensor in tensors:
+            if tensor.place not in (FIRST, LAST):
+                blocks[tensor.place] = blocks.get(tensor.place, 0) + tensor.numbers
+        # FSDP's units as the lessons wrap a model: each block, and all the rest in one
+        self.blocks = list(blocks.values())
+        self.rest = self.numbers - sum(self.blocks)
+        self.units = len(self.blocks) + (self.rest > 0)
+        self._sharded: dict[tuple, int] = {}
 
-    def padded(self, ranks: int) -> int:
-        """Numbers, if each tensor by itself is filled up until so many ranks can share it evenly."""
-        return sum(math.ceil(tensor.numbers / ranks) * ranks for tensor in self.tensors)
-
-    @cached_property
-    def blocks(self) -> list[int | str]:
-        """The numbers of the blocks of which something is here."""
-        return sorted({tensor.place for tensor in self.tensors if tensor.place not in (FIRST, LAST)})
-
-    @property
-    def units(self) -> int:
-        """Of FSDP as the lessons wrap a model: each block, and all the rest in one."""
-        return len(self.blocks) + any(tensor.place in (FIRST, LAST) for tensor in self.tensors)
-
-    def sharded(self, ranks: int, index: int, only_blocks: bool = False) -> int:
-        """Numbers of all parts number ``index``, if so many ranks share each tensor by rows."""
-        key = (ranks, index, only_blocks)
+    def sharded(self, layout: Layout, index: int = 0, only_blocks: bool = False) -> int:
+        """Numbers of all parts number ``index``, if ZeRO's ranks share each tensor by rows."""
+        key = (layout.shards, layout.expert_shards, index, only_blocks)
         if key not in self._sharded:
             total = 0
             for tensor in self.tensors:
                 if not only_blocks or tensor.place not in (FIRST, LAST):
-                    total += shard(tensor, ranks, index)
+                    total += shard(tensor, layout.expert_shards if tensor.experts else layout.shards, index)
             self._sharded[key] = total
         return self._sharded[key]
 
 
 def held_by(model: Model, layout: Layout, position: dict[str, int]) -> Held:
     """What TP, EP and PP leave of the parameters on a rank, before ZeRO."""
-    plain = Layout(tp=layout.tp, ep=layout.ep, pp=layout.pp, chunks=layout.chunks)
-    return _held(model, plain, position["pp"])
+    return _held(model, layout.tp, layout.ep, layout.etp, layout.pp, layout.chunks, position["pp"])
 
 
 @lru_cache(maxsize=512)
-def _held(model: Model, layout: Layout, index: int) -> Held:
+def _held(model: Model, tp: int, ep: int, etp: int, pp: int, chunks: int, index: int) -> Held:
+    schedule = "interleaved" if chunks > 1 else "1F1B"
+    layout = Layout(tp=tp, ep=ep, etp=etp, pp=pp, chunks=chunks, schedule=schedule)
     return Held(tuple(_tensors_of(model, layout, index)))
 
 
@@ -116,42 +96,34 @@ def _tensors_of(model: Model, layout: Layout, index: int) -> Iterator[Tensor]:
         at_last = tensor.place == LAST and last in stages
         tied = model.tied and tensor.name == "tokens.weight" and last in stages
         if at_first or at_last or tied or tensor.place in layers:
-            yield _own_part(tensor, layout)
-
-
-def _own_part(tensor: Tensor, layout: Layout) -> Tensor:
-    shape = list(tensor.shape)
-    if tensor.divided is not None:
-        if shape[tensor.divided] % layout.tp:
-            raise PlanError(f"{tensor.name} {tensor.shape} does not divide by TP {layout.tp}")
-        shape[tensor.divided] //= layout.tp
-    if tensor.experts:
-        shape[0] //= layout.ep
-    return replace(tensor, shape=tuple(shape))
+            shape = list(tensor.shape)
+            if tensor.divided is not None:  # rounded up: a vocabulary is padded
+                parts = layout.etp if tensor.experts else layout.tp
+                shape[tensor.divided] = math.ceil(shape[tensor.divided] / parts)
+            if tensor.experts:
+                shape[0] //= layout.ep
+            yield replace(tensor, shape=tuple(shape))
 
 
 def shard(tensor: Tensor, ranks: int, index: int) -> int:
     """Numbers of the part number ``index`` when FSDP2 divides a tensor by rows, as ``chunk`` does."""
-    rows = tensor.shape[0]
+    rows = tensor.numbers if tensor.experts else tensor.shape[0]  # there are fewer experts than ranks
     each = math.ceil(rows / ranks)
-    own = max(0, min(each, rows - each * index))
-    return own * tensor.numbers // rows
+    return max(0, min(each, rows - each * index)) * tensor.numbers // rows
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank has to do in a step: what it is asked about, and what follows from that.
-
-    Attributes:
-        sequences: of all ranks together.
-        position: {dimension of the mesh: index of the rank}.
-    """
+    """What a rank has to do in a step over so many sequences of all ranks, and what follows from that."""
 
     model: Model
     layout: Layout
     sequences: int
-    numbers: Numbers
     position: dict[str, int]
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.layout.stack.numbers
 
     @cached_property
     def held(self) -> Held:
@@ -169,113 +141,153 @@ class Work:
     def last(self) -> bool:
         return self.position["pp"] == self.layout.pp - 1
 
-    @property
+    @cached_property
     def rounds(self) -> int:
         """Micro-batches."""
         return self.layout.micro_batches(self.sequences)
 
     @property
-    def tokens(self) -> float:
-        """That the rank computes in all rounds."""
-        return self.sequences / self.layout.readers * self.model.context / self.layout.cp
+    def in_flight(self) -> float:
+        """Micro-batches whose activations are held when most are."""
+        layout = self.layout
+        if layout.pp == 1:
+            return 1.0
+        return at_once(layout.schedule, layout.pp, self.position["pp"], self.rounds, layout.chunks)
 
     @property
     def tokens_at_once(self) -> float:
+        """Of a micro-batch, on this rank; ``tokens`` of all micro-batches."""
         return self.layout.micro_batch * self.model.context / self.layout.cp
 
+    @property
+    def tokens(self) -> float:
+        return self.sequences / self.layout.readers * self.model.context / self.layout.cp
 
-def work_of(
-    model: Model, layout: Layout, sequences: int, numbers: Numbers, position: dict[str, int] | None
-) -> Work:
+
+def work_of(model: Model, layout: Layout, sequences: int, position: dict[str, int] | None = None) -> Work:
     """Of the rank at this position, by default the first."""
-    return Work(model, layout, sequences, numbers, position or layout.position(0))
+    return Work(model, layout, sequences, position or layout.position(0))
 
 
-def memory_of(
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers = MIXED,
-    position: dict[str, int] | None = None,
-    lean: bool = True,
-) -> Memory:
+def memory_of(model: Model, layout: Layout, sequences: int, position: dict[str, int] | None = None) -> Memory:
     """What a rank holds, by default the first one, which holds most with 1F1B.
 
-    ZeRO 1 and 2 divide one flat tensor, or, by hand, each tensor by itself; then a rank's parts are copies.
-    ZeRO 3 divides each parameter by rows. While ZeRO 2 adds up the gradients of several micro-batches, each
-    rank has whole ones.
+    ZeRO 1 and 2 divide one flat tensor, ZeRO 3 each parameter by rows. While ZeRO 2 adds up the gradients of
+    several micro-batches, each rank has whole ones.
     """
-    work = work_of(model, layout, sequences, numbers, position)
-    held = work.held
-    whole = held.numbers
-    ranks = layout.dp
-    parameters, gradients, stepped, counts = whole, whole, whole, len(held.tensors)
-    if layout.zero in (1, 2) and ranks > 1:
-        part = math.ceil(whole / ranks)
-        if layout.by_tensor:
-            part = held.padded(ranks) // ranks
-            parameters += part
-        else:
-            counts = 1
-        stepped = part
-        if layout.zero == 2 and work.rounds == 1:
-            gradients = part
+    work = work_of(model, layout, sequences, position)
+    held, numbers = work.held, work.numbers
+    parameters = gradients = stepped = held.numbers
+    counts = len(held.tensors)
+    if layout.zero in (1, 2) and layout.shards > 1:
+        stepped = math.ceil(held.dense / layout.shards) + math.ceil(held.experts / layout.expert_shards)
+        counts = 1
+        gradients = stepped if layout.zero == 2 and work.rounds == 1 else gradients
     if layout.zero == 3:
-        parameters = gradients = stepped = held.sharded(ranks, work.position["dp"])
+        index = work.position["cp"] + layout.cp * work.position["dp"]
+        parameters = gradients = stepped = held.sharded(layout, index)
     return Memory(
         parameters * numbers.parameter,
         gradients * numbers.gradient,
         stepped * numbers.optimizer + counts * numbers.per_tensor,
-        activations(work, lean),
+        gathered(work),
+        math.ceil(activations(work)),
+        math.ceil(working(work)),
     )
 
 
-def per_layer(model: Model, layout: Layout, numbers: Numbers = MIXED, lean: bool = True) -> float:
-    """Bytes that a block keeps for backward, of one micro-batch.
+def gathered(work: Work) -> int:
+    """Bytes of FSDP's whole units. With resharding these are two blocks, of one of them the gradients before
+    and after their conversion, and all that is outside of blocks. Without it they are all parameters, and
+    whole gradients if several micro-batches are added up."""
+    layout, held, numbers = work.layout, work.held, work.numbers
+    if layout.zero != 3 or layout.shards == 1:
+        return 0
+    block = max(held.blocks, default=0)
+    if not layout.resharding:
+        summed = held.numbers if work.rounds > 1 else block
+        return held.numbers * numbers.gathered + summed * numbers.reduced
+    in_flight = 3 * numbers.gathered + numbers.reduced
+    return block * in_flight + held.rest * (2 * numbers.gathered + numbers.reduced)
 
-    A GPT as Korthikanti et al. 2022 count it: s b h (34 + 5 a s / h), where selective recomputation drops the
-    second term, and full recomputation keeps the block's input alone. Tensor parallelism divides all but 10
-    of the 34, with sequence parallelism these too.
 
-    A gated model has no dropout and a fused attention, which keeps no s x s matrix. ``lean`` keeps what
-    matrix products need, and computes norms, the activation and its product again.
+def kept_by_block(model: Model, layout: Layout, experts: bool, recompute: str | None = None) -> float:
+    """Bytes that a block keeps for backward, for each token that a rank computes.
+
+    A GPT of 2022 comes to 34 h + 5 a s, as Korthikanti et al. count it: ``selective`` drops what attention
+    keeps inside, which a fused kernel does not have. ``op`` keeps a block's input and what comes out of
+    attention and of every second matrix product, as torchtitan does. ``full`` keeps the input alone.
     """
-    tokens = layout.micro_batch * model.context / layout.cp
-    inside = layout.tp
-    between = layout.tp if layout.sequence_parallel else 1
-    size = numbers.activation
-    if layout.recompute not in (NONE, SELECTIVE):
-        return tokens * model.width * size / between
-    if not model.gated:
-        scores = 0.0
-        if layout.recompute == NONE:
-            scores = 5 * model.heads * model.context / model.width / inside
-        return tokens * model.width * (10 / between + 24 / inside + scores) * size / 2
-    queries = model.heads * model.head_width / model.width
-    keys = model.kv_heads * model.head_width / model.width
-    hidden = _hidden_per_token(model) / model.width
-    at_border = 2.0 if lean else 4.0  # the inputs of the two norms; their outputs
-    divided = 2 * queries + 2 * keys + (2 if lean else 4) * hidden
-    return tokens * model.width * (at_border / between + divided / inside) * size
+    recompute = recompute or layout.recompute
+    size = layout.stack.numbers.activation
+    width = model.width / layout.between
+    if recompute == WHOLE:
+        return width * size
+    attention = _kept_by_attention(model, layout, recompute)
+    mlp = _kept_by_mlp(model, layout, experts, recompute)
+    if recompute == BY_OP:
+        reduced = 2 * width if layout.sequence_parallel else 0.0
+        return (width + reduced) * size + attention + mlp
+    of_layers = width if layout.stack.regather else model.width  # what comes out of a norm
+    masks = 2 * width if model.dropout else 0.0
+    return model.norms * (width + of_layers) * size + masks + attention + mlp
 
 
-def _hidden_per_token(model: Model) -> float:
-    if model.experts is None:
-        return model.hidden
-    experts = model.experts
-    return (experts.chosen + experts.shared) * experts.hidden
+def _kept_by_attention(model: Model, layout: Layout, recompute: str) -> float:
+    size, tp, latent = layout.stack.numbers.activation, layout.tp, model.latent
+    keys = (
+        max(model.keys, model.head_width * tp) if latent is None else model.queries
+    )  # few heads are repeated
+    values = keys if latent is None else model.values
+    kept = (model.queries + keys + values + model.values) / tp * size
+    inside = 4 * model.heads / tp  # the sum of each row, in float32
+    if recompute == BY_OP:
+        return kept - values / tp * size + inside
+    if latent is not None:
+        kept += (2 * (latent.query_rank + latent.key_rank) + latent.rotary) * size
+    if layout.stack.attention == UNFUSED:
+        each = 2 * size + 1 if model.dropout else size
+        inside = 0.0 if recompute == SELECTIVE else each * model.heads * model.context / tp
+    return kept + inside
 
 
-def activations(work: Work, lean: bool = True) -> int:
-    """Bytes that a rank keeps for backward at the fullest moment, and the logits of the last stage."""
-    model, layout, numbers = work.model, work.layout, work.numbers
-    held = at_once(layout.schedule, layout.pp, work.position["pp"], work.rounds, layout.chunks)
-    if layout.pp == 1:
-        held = 1.0
-    total = held * len(work.blocks) * per_layer(model, layout, numbers, lean)
+def _kept_by_mlp(model: Model, layout: Layout, experts: bool, recompute: str) -> float:
+    """Gate, up and their product, or before and after the activation; with experts also the rows themselves,
+    when they come and when they go back."""
+    size = layout.stack.numbers.activation
+    wide = 3 if model.gated else 2
+    outs = 2
+    if recompute == BY_OP:
+        wide, outs = 1, 1
+    if not experts or model.experts is None:
+        out = model.width if recompute == BY_OP else 0
+        return (wide * model.hidden / layout.tp + out) * size
+    kinds = model.experts
+    routed = kinds.chosen / layout.between * (outs * model.width + wide * kinds.hidden)
+    return (routed + wide * kinds.shared * kinds.hidden / layout.tp) * size
+
+
+def activations(work: Work) -> float:
+    """Bytes that a rank keeps for backward when most micro-batches are in flight."""
+    model, layout = work.model, work.layout
+    each = {experts: kept_by_block(model, layout, experts) for experts in (False, True)}
+    total = sum(each[has_experts(model, layer)] for layer in work.blocks)
+    if (
+        layout.pp > 1 and not layout.stack.regather
+    ):  # torch's schedules keep what a stage returns, and buffers
+        total += 2 * layout.chunks * model.width / layout.between * work.numbers.activation
+    return work.in_flight * total * work.tokens_at_once
+
+
+def working(work: Work) -> float:
+    """The logits, or what backward of one block needs: what it computes again, and gradients on their way."""
+    model, layout = work.model, work.layout
+    size = work.numbers.activation
+    logits = 0.0
     if work.last:
-        total += work.tokens_at_once * model.vocabulary / layout.tp * (numbers.activation + 4)
-    if layout.recompute not in (NONE, SELECTIVE):
-        kept = replace(layout, recompute=NONE)
-        total += per_layer(model, kept, numbers, lean)  # the block that is computed again
-    return math.ceil(total)
+        gathered_input = 2 * model.width * size if layout.sequence_parallel else 0
+        logits = math.ceil(model.vocabulary / layout.tp) * layout.stack.logits + gathered_input
+    experts = any(has_experts(model, layer) for layer in work.blocks)
+    again = kept_by_block(model, layout, experts, NONE) - kept_by_block(model, layout, experts)
+    flowing = _kept_by_mlp(model, layout, experts, NONE) + 2 * model.width * size
+    return max(logits, again + flowing) * work.tokens_at_once

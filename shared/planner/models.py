@@ -1,28 +1,23 @@
 """Transformers as lists of tensors. The parameters are counted, not estimated."""
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from .errors import PlanError, whole
 
-FIRST = "first"  # the stage that has the embedding
-LAST = "last"  # the stage that has the last norm and the head
-ROWS = 0  # tensor parallelism divides a weight (out, in) along ``out``
-COLUMNS = 1  # ... along ``in``
+FIRST, LAST = "first", "last"  # the stage with the embedding, and the one with the last norm and the head
+ROWS, COLUMNS = 0, 1  # tensor parallelism divides a weight (out, in) along ``out``, or along ``in``
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter.
-
-    Attributes:
-        place: the number of its block, or FIRST or LAST.
-        divided: the dimension along which tensor parallelism divides it; None where each rank has all of it.
-        experts: how many experts a stack of their weights (experts, out, in) has; expert parallelism divides
-            these. 0: none.
-    """
+    """A parameter: its block, or FIRST or LAST; along what tensor parallelism divides it; how many experts a
+    stack of their weights (experts, out, in) has, 0 for none."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,8 +30,7 @@ class Tensor:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True)
-class Experts:
+class Experts(NamedTuple):
     """A mixture of experts in place of the MLP, in all blocks but the first ``dense_layers``."""
 
     routed: int
@@ -46,11 +40,10 @@ class Experts:
     dense_layers: int = 0
 
 
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention: queries, keys and values come out of narrow vectors."""
+class Latent(NamedTuple):
+    """Multi-head latent attention (MLA): queries, keys and values come out of narrow vectors."""
 
-    query_rank: int
+    query_rank: int  # 0: queries come straight from the input
     key_rank: int
     rotary: int  # numbers of a head that carry the position
     plain: int  # the others of a query's or a key's head
@@ -62,12 +55,13 @@ class Model:
     """Sizes of a transformer.
 
     Attributes:
+        width: the hidden size; ``hidden`` is the width of the MLP, ``context`` the length of a sequence.
         heads: of the queries; ``kv_heads`` of keys and values, each ``head_width`` wide.
-        hidden: width of the MLP; ``gated`` ones have three matrices, others two.
-        tied: the head uses the embedding's weight.
-        biases: linear layers and norms have one.
-        positions: learned ones, as many as the context; 0 for rotary ones.
+        gated: the MLP has three matrices (SwiGLU) and norms are RMSNorm; else two, and LayerNorm.
+        positions: learned ones, as many as the context; 0 for rotary ones or none.
         norms: in a block.
+        dropout: masks of what is dropped are kept for backward.
+        window: tokens that attention looks back in the share ``windowed`` of the layers; 0: all.
     """
 
     name: str
@@ -84,6 +78,9 @@ class Model:
     biases: bool = False
     positions: int = 0
     norms: int = 2
+    dropout: bool = False
+    window: int = 0
+    windowed: float = 1.0
     experts: Experts | None = None
     latent: Latent | None = None
 
@@ -103,24 +100,23 @@ class Model:
         if self.positions:
             yield Tensor("positions.weight", (self.positions, self.width), FIRST)
         for layer in range(self.layers):
-            yield from self._block(layer)
+            block = f"blocks.{layer}"
+            for number in range(1, self.norms + 1):
+                yield from self._norm(f"{block}.norm{number}", layer)
+            for name, out, into, divided in self._attention():
+                yield from self._linear(f"{block}.attention.{name}", out, into, layer, divided)
+            hidden = self.hidden
+            if self.experts is not None and has_experts(self, layer):
+                yield from self._experts(f"{block}.mlp", layer, self.experts)
+                hidden = self.experts.shared * self.experts.hidden
+            ups = ("gate", "up") if self.gated else ("up",)
+            for name in ups if hidden else ():
+                yield from self._linear(f"{block}.mlp.{name}", hidden, self.width, layer, ROWS)
+            if hidden:
+                yield from self._linear(f"{block}.mlp.down", self.width, hidden, layer, COLUMNS)
         yield from self._norm("norm", LAST)
         if not self.tied:
             yield Tensor("head.weight", (self.vocabulary, self.width), LAST, ROWS)
-
-    def _block(self, layer: int) -> Iterator[Tensor]:
-        block = f"blocks.{layer}"
-        yield from self._norm(f"{block}.norm1", layer)
-        if self.latent is None:
-            yield from self._attention(f"{block}.attention", layer)
-        else:
-            yield from self._latent_attention(f"{block}.attention", layer, self.latent)
-        if self.norms == 2:
-            yield from self._norm(f"{block}.norm2", layer)
-        if self.experts is None or layer < self.experts.dense_layers:
-            yield from self._mlp(f"{block}.mlp", layer, self.hidden)
-        else:
-            yield from self._expert_mlp(f"{block}.mlp", layer, self.experts)
 
     def _norm(self, name: str, place: int | str) -> Iterator[Tensor]:
         yield Tensor(f"{name}.weight", (self.width,), place)
@@ -128,38 +124,29 @@ class Model:
             yield Tensor(f"{name}.bias", (self.width,), place)
 
     def _linear(self, name: str, out: int, into: int, layer: int, divided: int | None) -> Iterator[Tensor]:
-        yield Tensor(f"{name}.weight", (out, into), layer, divided)
+        yield Tensor(f"{name}.weight", (out, into) if into else (out,), layer, divided)
         if self.biases:
             # What a division of columns computes is a part of a sum, and the bias is added to the sum.
             yield Tensor(f"{name}.bias", (out,), layer, ROWS if divided == ROWS else None)
 
-    def _attention(self, name: str, layer: int) -> Iterator[Tensor]:
-        queries = self.heads * self.head_width
-        keys = self.kv_heads * self.head_width
-        yield from self._linear(f"{name}.query", queries, self.width, layer, ROWS)
-        yield from self._linear(f"{name}.key", keys, self.width, layer, ROWS)
-        yield from self._linear(f"{name}.value", keys, self.width, layer, ROWS)
-        yield from self._linear(f"{name}.out", self.width, queries, layer, COLUMNS)
+    def _attention(self) -> Iterator[tuple[str, int, int, int | None]]:
+        """Name, outputs, inputs (0 for a norm) and division of each layer."""
+        latent = self.latent
+        if latent is None:
+            yield "query", self.queries, self.width, ROWS
+            yield "key", self.keys, self.width, ROWS
+            yield "value", self.keys, self.width, ROWS
+        else:
+            if latent.query_rank:
+                yield "query_down", latent.query_rank, self.width, None
+                yield "query_norm", latent.query_rank, 0, None
+            yield "query_up", self.queries, latent.query_rank or self.width, ROWS
+            yield "key_down", latent.key_rank + latent.rotary, self.width, None
+            yield "key_norm", latent.key_rank, 0, None
+            yield "key_up", self.heads * (latent.plain + latent.value), latent.key_rank, ROWS
+        yield "out", self.width, self.values, COLUMNS
 
-    def _latent_attention(self, name: str, layer: int, latent: Latent) -> Iterator[Tensor]:
-        head = latent.plain + latent.rotary
-        yield from self._linear(f"{name}.query_down", latent.query_rank, self.width, layer, None)
-        yield Tensor(f"{name}.query_norm.weight", (latent.query_rank,), layer)
-        yield from self._linear(f"{name}.query_up", self.heads * head, latent.query_rank, layer, ROWS)
-        narrow = latent.key_rank + latent.rotary
-        yield from self._linear(f"{name}.key_down", narrow, self.width, layer, None)
-        yield Tensor(f"{name}.key_norm.weight", (latent.key_rank,), layer)
-        both = self.heads * (latent.plain + latent.value)
-        yield from self._linear(f"{name}.key_up", both, latent.key_rank, layer, ROWS)
-        yield from self._linear(f"{name}.out", self.width, self.heads * latent.value, layer, COLUMNS)
-
-    def _mlp(self, name: str, layer: int, hidden: int) -> Iterator[Tensor]:
-        if self.gated:
-            yield from self._linear(f"{name}.gate", hidden, self.width, layer, ROWS)
-        yield from self._linear(f"{name}.up", hidden, self.width, layer, ROWS)
-        yield from self._linear(f"{name}.down", self.width, hidden, layer, COLUMNS)
-
-    def _expert_mlp(self, name: str, layer: int, experts: Experts) -> Iterator[Tensor]:
+    def _experts(self, name: str, layer: int, experts: Experts) -> Iterator[Tensor]:
         yield Tensor(f"{name}.router.weight", (experts.routed, self.width), layer)
         wide, narrow = (
             (experts.routed, experts.hidden, self.width),
@@ -169,8 +156,20 @@ class Model:
             yield Tensor(f"{name}.experts.gate", wide, layer, 1 + ROWS, experts.routed)
         yield Tensor(f"{name}.experts.up", wide, layer, 1 + ROWS, experts.routed)
         yield Tensor(f"{name}.experts.down", narrow, layer, 1 + COLUMNS, experts.routed)
-        if experts.shared:
-            yield from self._mlp(f"{name}.shared", layer, experts.shared * experts.hidden)
+
+    @cached_property
+    def queries(self) -> int:
+        """Width of all heads of queries together; ``keys`` of keys, ``values`` of what attention returns."""
+        each = self.latent.plain + self.latent.rotary if self.latent else self.head_width
+        return self.heads * each
+
+    @cached_property
+    def keys(self) -> int:
+        return self.kv_heads * self.head_width
+
+    @cached_property
+    def values(self) -> int:
+        return self.heads * (self.latent.value if self.latent else self.head_width)
 
     def parameters(self) -> int:
         return _counted(self)[0]
@@ -181,14 +180,21 @@ class Model:
 
     def embedding(self) -> int:
         """Parameters that are looked up and not multiplied with: of positions, and of tokens if not tied."""
-        tokens = 0 if self.tied else self.vocabulary * self.width
-        return tokens + self.positions * self.width
+        return (0 if self.tied else self.vocabulary * self.width) + self.positions * self.width
 
     def attention_width(self) -> float:
         """Width of all heads, the mean of what is compared (queries, keys) and what is summed (values)."""
-        if self.latent is None:
-            return self.heads * self.head_width
-        return self.heads * (self.latent.plain + self.latent.rotary + self.latent.value) / 2
+        return (self.queries + self.values) / 2
+
+    def seen(self) -> float:
+        """Tokens that a query would look at without the causal mask, the mean over the layers."""
+        if not self.window or 2 * self.window >= self.context:
+            return self.context
+        return self.windowed * 2 * self.window + (1 - self.windowed) * self.context
+
+
+def has_experts(model: Model, layer: int) -> bool:
+    return model.experts is not None and layer >= model.experts.dense_layers
 
 
 @lru_cache(maxsize=64)
@@ -199,75 +205,93 @@ def tensors_of(model: Model) -> tuple[Tensor, ...]:
 @lru_cache(maxsize=64)
 def _counted(model: Model) -> tuple[int, int]:
     """Parameters, and those that one token goes through."""
-    total = 0
-    active = 0
-    for tensor in tensors_of(model):
-        total += tensor.numbers
-        if tensor.experts and model.experts is not None:
-            active += tensor.numbers // tensor.experts * model.experts.chosen
-        else:
-            active += tensor.numbers
-    return total, active
+    experts = sum(tensor.numbers for tensor in tensors_of(model) if tensor.experts)
+    total = sum(tensor.numbers for tensor in tensors_of(model))
+    used = experts // model.experts.routed * model.experts.chosen if model.experts else 0
+    return total, total - experts + used
 
 
 def gpt(name: str, layers: int, width: int, heads: int, vocabulary: int, context: int) -> Model:
-    """As GPT-2 and GPT-3 are built: learned positions, biases, an MLP four times as wide, a tied head."""
+    """As GPT-3 is built: learned positions, biases, dropout, an MLP four times as wide, a tied head."""
+    sizes = (layers, width, heads, heads, 4 * width, vocabulary, context)
+    return Model(name, *sizes, gated=False, tied=True, biases=True, positions=context, dropout=True)
+
+
+def model_of_config(config: dict[str, Any], name: str = "") -> Model:
+    """The model of a ``config.json`` of Hugging Face's transformers. Raises KeyError: a size is missing."""
+
+    def given(*names: str, otherwise: Any = None) -> Any:
+        found = [config[name] for name in names if config.get(name) is not None]
+        if not found and otherwise is None:
+            raise KeyError(f"{names[0]} is missing")
+        return found[0] if found else otherwise
+
+    kind = config.get("model_type", "a model")
+    width = given("hidden_size", "n_embd", "d_model")
+    heads = given("num_attention_heads", "n_head", "n_heads")
+    hidden = given("intermediate_size", "ffn_hidden_size", "n_inner", otherwise=4 * width)
+    routed = given("n_routed_experts", "num_local_experts", "num_experts", otherwise=0)
+    of_experts = (
+        routed,
+        given("num_experts_per_tok", otherwise=1),
+        given("n_shared_experts", otherwise=0),
+        given("moe_intermediate_size", otherwise=hidden),
+        given("first_k_dense_replace", otherwise=0),
+    )
+    parts = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    learned = kind in ("gpt2", "opt", "gpt_neo", "gpt_bigcode")
+    gelu = kind in ("gpt_neox", "bloom", "mpt", "falcon", "nemotron", "phi", "gptj", "starcoder2") or learned
+    context = given("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", otherwise=2048)
+    kinds = config.get("layer_types") or ["sliding_attention"]
     return Model(
-        name,
-        layers,
+        name or config.get("_name_or_path") or kind,
+        given("num_hidden_layers", "n_layer", "n_layers"),
         width,
         heads,
-        heads,
-        4 * width,
-        vocabulary,
+        given("num_key_value_heads", otherwise=heads),
+        hidden,
+        given("vocab_size"),
         context,
-        gated=False,
-        tied=True,
-        biases=True,
-        positions=context,
+        given("head_dim", otherwise=0),
+        gated=not gelu,
+        tied=given("tie_word_embeddings", otherwise=learned),
+        biases=learned or kind in ("gpt_neox", "bloom", "mpt"),
+        positions=context if learned or kind == "mpt" else 0,
+        norms=1 if kind == "palm" else 2,
+        dropout=config.get("attn_pdrop", 0) > 0,
+        window=given("sliding_window", otherwise=0) if config.get("use_sliding_window", True) else 0,
+        windowed=kinds.count("sliding_attention") / len(kinds),
+        experts=Experts(*of_experts) if routed else None,
+        latent=Latent(*(given(part, otherwise=0) for part in parts)) if config.get("kv_lora_rank") else None,
     )
 
 
-# Sizes: Grattafiori et al. 2024, table 3; Brown et al. 2020, table 2.1; Jiang et al. 2024 (MegaScale),
-# table 1 and section 6.1; Korthikanti et al. 2022, table 3; Chowdhery et al. 2022, table 1; llm-foundry's
-# yamls; DeepSeek-AI 2024, section 4.2.
-MODELS = {
-    "8b": Model("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
-    "70b": Model("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
-    "405b": Model("Llama 3 405B", 126, 16384, 128, 8, 53248, 128256, 8192),
-    "gpt3": gpt("GPT-3 175B", 96, 12288, 96, 50257, 2048),
-    "megascale": gpt("MegaScale 175B", 96, 12288, 128, 64000, 2048),
-    "mt-nlg": gpt("MT-NLG 530B", 105, 20480, 128, 51200, 2048),
-    "mpt-7b": gpt("MPT 7B", 32, 4096, 32, 50368, 2048),
-    "mpt-70b": gpt("MPT 70B", 80, 8192, 64, 50368, 2048),
-    "palm": Model("PaLM 540B", 118, 18432, 48, 1, 73728, 256000, 2048, head_width=256, tied=True, norms=1),
-    "deepseek-v3": Model(
-        "DeepSeek-V3",
-        61,
-        7168,
-        128,
-        128,
-        18432,
-        129280,
-        4096,
-        experts=Experts(routed=256, chosen=8, shared=1, hidden=2048, dense_layers=3),
-        latent=Latent(query_rank=1536, key_rank=512, rotary=64, plain=128, value=128),
-    ),
-}
+def model_in(path: str) -> Model:
+    """Raises PlanError: the file cannot be read, or is no config of a decoder."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        return model_of_config(config.get("text_config", config))
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: {error}") from None
+    except (KeyError, AttributeError, TypeError) as error:
+        raise PlanError(f"{path} is no config of a decoder: {error}") from None
+
+
+# Sizes: config.json of each on the Hugging Face hub; MPT: llm-foundry's yamls; GPT-3: Brown et al. 2020,
+# table 2.1; MegaScale: table 1; MT-NLG: Korthikanti et al. 2022, table 3; PaLM, Nemotron-4: their tables 1.
+TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+MODELS = {config["key"]: model_of_config(config) for config in TABLE}
 
 
 def model_named(name: str, context: int | None = None) -> Model:
-    """A model of the table, for sequences of ``context`` tokens.
-
-    Raises:
-        PlanError: there is none of that name, or its positions are learned and end earlier.
-    """
-    if name not in MODELS:
+    """A model of the table, for sequences of that length. Raises PlanError: there is none of that name."""
+    if name.lower() not in MODELS:
         raise PlanError(f"there is no model {name!r}: {', '.join(MODELS)}")
-    model = MODELS[name]
+    return with_context(MODELS[name.lower()], context)
+
+
+def with_context(model: Model, context: int | None) -> Model:
+    """The model for sequences of another length; learned positions become as many."""
     if context is None:
         return model
-    whole("a sequence's length", context)
-    if model.positions and context > model.positions:
-        raise PlanError(f"{model.name} has {model.positions} positions, a sequence is not to have {context}")
-    return replace(model, context=context)
+    return replace(model, context=whole("a length", context), positions=context if model.positions else 0)

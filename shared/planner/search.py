@@ -1,22 +1,25 @@
 """Try layouts, keep those that run and fit, and say of the others why not."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import PlanError, whole
 from .failures import GPU_HOURS_PER_FAILURE, best_interval, goodput, mean_time_between
-from .flops import NONE, SELECTIVE, WHOLE
+from .flops import BY_OP, NONE, SELECTIVE, WHOLE
 from .hardware import GIB, GPUS, Gpu, Network
 from .layout import GATHER, Layout, Problem, problems
-from .memory import MIXED, Memory, Numbers, memory_of
+from .memory import Memory, memory_of
 from .models import Model
-from .step import REACHED, StepTime, step_time, tokens_per_s
+from .stack import STACKS, UNFUSED, Stack
+from .step import StepTime, some_stages, step_time, tokens_per_s
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-MICRO_BATCHES = (1, 2, 4)
 DAY_S = 86400
+# Mean errors of the held-out and unseen rows of ``published``, rounded up: of seconds for dense models and
+# those with experts, and of memory.
+ERROR, ERROR_OF_EXPERTS, ERROR_OF_MEMORY = 0.08, 0.25, 0.08
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,8 @@ class Training:
     """What is to be trained, and on what.
 
     Attributes:
-        sequences: of ``model.context`` tokens, in a batch of all ranks together.
+        sequences: the global batch, of ``model.context`` tokens each.
         tokens: of the whole training.
-        reached: the share of the peak that matrix products get.
         usable: the share of a GPU's memory that tensors get; the rest is the framework's, and gaps.
         dollars: for an hour of one GPU.
         save_s, restart_s: seconds that a checkpoint stops the training, and that a failure costs.
@@ -39,8 +41,7 @@ class Training:
     tokens: float
     gpu: Gpu = GPUS["h100"]
     network: Network = field(default_factory=Network)
-    numbers: Numbers = MIXED
-    reached: float = REACHED
+    stack: Stack = STACKS["megatron"]
     usable: float = 0.92
     dollars: float = 2.0
     save_s: float = 5.0
@@ -49,14 +50,17 @@ class Training:
 
     def __post_init__(self) -> None:
         whole("gpus", self.gpus)
-        whole("sequences", self.sequences)
-        for name in ("tokens", "reached", "usable", "dollars", "save_s", "restart_s", "gpu_hours"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise PlanError(f"{name} must be a number above 0, not {value!r}")
-        for name in ("reached", "usable"):
-            if getattr(self, name) > 1:
-                raise PlanError(f"{name} is a share of 1, not {getattr(self, name)!r}")
+        whole("the global batch", self.sequences)
+        for name in ("tokens", "usable", "dollars", "save_s", "restart_s", "gpu_hours"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise PlanError(f"{name} must be a number above 0, not {getattr(self, name)!r}")
+        if self.usable > 1:
+            raise PlanError(f"usable is a share of 1, not {self.usable!r}")
+
+    @property
+    def error(self) -> float:
+        """How far seconds may be off, as a share."""
+        return ERROR if self.model.experts is None else ERROR_OF_EXPERTS
 
 
 @dataclass(frozen=True)
@@ -78,109 +82,122 @@ class Rejected:
     problems: tuple[Problem, ...]
 
 
-def days_for(tokens: float, tokens_per_s: float) -> float:
-    return tokens / tokens_per_s / DAY_S
-
-
 def judge(training: Training, layout: Layout) -> Plan | Rejected:
     """The plan, or all that is wrong with the layout."""
-    found = problems(training.model, layout, training.gpus, training.sequences, training.network.node)
+    model, sequences = training.model, training.sequences
+    found = problems(model, layout, training.gpus, sequences, training.network.node)
     if found:
         return Rejected(layout, tuple(found))
-    memory = fullest(training, layout)
-    room = int(training.gpu.memory * training.usable)
+    memory = fullest(model, layout, sequences)
+    room = training.gpu.memory * training.usable
     if memory.total > room:
         text = f"a rank needs {memory.total / GIB:.1f} GiB of {room / GIB:.1f}"
         return Rejected(layout, (Problem("memory", text, memory.total / room),))
-    time = step_time(
-        training.model,
-        layout,
-        training.sequences,
-        training.gpu,
-        training.network,
-        training.reached,
-        training.numbers,
-    )
+    time = step_time(model, layout, sequences, training.gpu, training.network)
     between = mean_time_between(training.gpus, training.gpu_hours)
     interval = best_interval(training.save_s, between)
     share = goodput(interval, training.save_s, training.restart_s, between)
-    rate = tokens_per_s(training.model, training.sequences, time.total)
-    days = days_for(training.tokens, rate) / share
-    dollars = days * 24 * training.gpus * training.dollars
-    return Plan(layout, memory, time, share, interval, days, dollars)
+    if share * time.total == 0:
+        text = f"a failure every {between:.3g} s costs {training.restart_s:.3g} s: no work gets done"
+        return Rejected(layout, (Problem("failures", text),))
+    days = training.tokens / tokens_per_s(model, sequences, time.total) / DAY_S / share
+    return Plan(layout, memory, time, share, interval, days, days * 24 * training.gpus * training.dollars)
 
 
-def fullest(training: Training, layout: Layout) -> Memory:
-    """Of the first rank and of the last one, which has the logits."""
+def fullest(model: Model, layout: Layout, sequences: int) -> Memory:
+    """Of the ranks along the pipeline that differ; the first along the others has the largest parts."""
     found = []
-    for rank in {0, layout.ranks - 1}:
-        position = layout.position(rank)
-        position["dp"] = 0  # the first part is the largest
-        found.append(memory_of(training.model, layout, training.sequences, training.numbers, position))
+    for index in some_stages(layout):
+        found.append(memory_of(model, layout, sequences, {**layout.position(0), "pp": index}))
     return max(found, key=lambda memory: memory.total)
 
 
+def divisors(number: int, most: int) -> list[int]:
+    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
+
+
 def candidates(training: Training, fixed: dict[str, Any]) -> Iterator[Layout]:
-    """Layouts with powers of two, dp taking what is left; ``fixed`` gives some values as they are."""
-    model = training.model
+    """Layouts whose sizes divide the GPUs, dp taking what is left; ``fixed`` gives some values."""
+    model, gpus, experts = training.model, training.gpus, training.model.experts
 
-    def choices(name: str, values: tuple) -> tuple:
-        return (fixed[name],) if name in fixed else values
+    def choices(name: str, values: list) -> list:
+        return [fixed[name]] if name in fixed else values
 
-    experts = SIZES if model.experts is not None else (1,)
-    lengths = SIZES[:5] if model.context > 16384 else SIZES[:4]
-    dimensions = itertools.product(
-        choices("tp", (1, 2, 4, 8, 16)),
-        choices("cp", lengths),
-        choices("ep", experts),
-        choices("pp", SIZES[:6]),
-    )
-    for tp, cp, ep, pp in dimensions:
-        others = tp * cp * ep * pp
-        if "dp" not in fixed and training.gpus % others:
+    tps = [tp for tp in divisors(gpus, training.network.node) if model.heads % tp == 0]
+    cps = [cp for cp in (1, 2, 4, 8, 16, 32) if cp == 1 or model.context // cp >= 4096]
+    pps = divisors(gpus, min(model.layers, 128))
+    eps = divisors(experts.routed, 128) if experts else [1]
+    dividing = [1, 3] if training.stack.regather else [0, 3]  # Megatron's optimizer, torch's DDP; and FSDP
+    with_stages = [1 if training.stack.regather else 3]
+    recomputes = [NONE, SELECTIVE if training.stack.attention == UNFUSED else BY_OP, WHOLE]
+    for tp, cp, pp, ep in itertools.product(*map(choices, ("tp", "cp", "pp", "ep"), (tps, cps, pps, eps))):
+        others = tp * cp * pp * fixed.get("replicate", 1)
+        ranks = gpus // pp // fixed.get("replicate", 1)  # that experts can be divided among
+        if ("dp" not in fixed and gpus % others) or ("ep" not in fixed and ranks % ep):
             continue
-        dp = fixed.get("dp", training.gpus // others)
-        zeros = (1,) if pp > 1 else (1, 3)
-        chunks = (1, 2, 4, 8) if pp > 1 else (1,)
+        dp = fixed.get("dp", gpus // others)
+        even = [
+            v
+            for v in (1, 2, 3, 4, 5, 6, 8, 12)
+            if not (model.layers % (pp * v) and (model.layers + 2) % (pp * v))
+        ]
         rest = itertools.product(
-            choices("zero", zeros),
-            choices("chunks", chunks),
-            choices("micro_batch", MICRO_BATCHES),
-            choices("recompute", (NONE, WHOLE) if model.gated else (NONE, SELECTIVE, WHOLE)),
+            choices("zero", dividing if pp == 1 else with_stages),
+            choices("chunks", sorted({1, *even}) if pp > 1 else [1]),
+            choices("micro_batch", [1, 2, 4, 8]),
+            choices("recompute", recomputes),
         )
-        for zero, stages, micro_batch, recompute in rest:
-            yield Layout(
-                tp=tp,
-                cp=cp,
-                ep=ep,
-                pp=pp,
-                dp=dp,
-                zero=zero,
-                chunks=stages,
-                schedule="interleaved" if stages > 1 else "1F1B",
-                micro_batch=micro_batch,
-                recompute=recompute,
-                sequence_parallel=tp > 1,
-                context=GATHER,
-            )
+        for zero, chunks, micro_batch, recompute in rest:
+            sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "zero": zero, "chunks": chunks}
+            choice = {
+                "micro_batch": micro_batch,
+                "recompute": recompute,
+                "schedule": "interleaved" if chunks > 1 else "1F1B",
+                "sequence_parallel": tp > 1,
+                "context": GATHER,
+                "resharding": pp == 1,
+                "stack": training.stack,
+            }
+            yield Layout(**{**choice, **fixed, **sizes})
 
 
 def propose(training: Training, **fixed: Any) -> tuple[list[Plan], list[Rejected]]:
-    """Plans, the fastest first, and rejected layouts. ``fixed`` are fields of ``Layout``.
+    """Plans, best first, and rejected layouts. ``fixed`` are fields of ``Layout``.
+
+    Plans that are slower than the fastest by no more than the planner's own error count as equal to it; of
+    these the simplest come first. A global batch that almost divides is for the caller to change: see
+    ``nearest_batch``.
 
     Raises:
         PlanError: with these fields there is no mesh of so many GPUs.
     """
-    plans = []
-    rejected = []
-    for layout in candidates(training, fixed):
-        found = judge(training, layout)
-        if isinstance(found, Plan):
-            plans.append(found)
-        else:
-            rejected.append(found)
-    if not plans and not rejected:
+    judged = [judge(training, layout) for layout in candidates(training, fixed)]
+    plans = [one for one in judged if isinstance(one, Plan)]
+    rejected = [one for one in judged if isinstance(one, Rejected)]
+    if not judged:
         given = ", ".join(f"{name} {value}" for name, value in fixed.items())
         raise PlanError(f"{given} does not divide {training.gpus} GPUs")
-    plans.sort(key=lambda plan: (plan.time.total, plan.memory.total))
+    if plans:
+        limit = min(plan.time.total for plan in plans) * (1 + training.error)
+        plans.sort(key=lambda plan: (plan.time.total > limit and plan.time.total, *simplicity(plan)))
     return plans, rejected
+
+
+def simplicity(plan: Plan) -> tuple:
+    """Fewer dimensions first, then smaller ones, then no recomputation, then less time."""
+    layout = plan.layout
+    sizes = (layout.tp, layout.cp, layout.pp, layout.ep, layout.chunks)
+    used = sum(size > 1 for size in sizes) + (layout.recompute != NONE)
+    return used, layout.tp * layout.cp * layout.pp, plan.time.total
+
+
+def nearest_batch(training: Training, rejected: list[Rejected]) -> int | None:
+    """The global batch with which most layouts would run that do not for their batch alone, if one within a
+    tenth of what was asked for exists; else the nearest."""
+    only = [one.problems[0] for one in rejected if [problem.kind for problem in one.problems] == ["batch"]]
+    near = Counter(problem.batch for problem in only if problem.off <= 0.1)
+    if near:
+        return max(near, key=lambda batch: (near[batch], -abs(batch - training.sequences)))
+    return min(
+        (problem.batch for problem in only), key=lambda batch: abs(batch - training.sequences), default=None
+    )

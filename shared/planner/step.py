@@ -1,21 +1,23 @@
 """Seconds of a step: computing, waiting in the pipeline, and communication that nothing hides.
 
-The one number that is fitted is ``reached``: the share of a GPU's peak that its matrix products get. All
-else follows from layout, bytes and bandwidths. Left out are the optimizer's own time, reading of data, and
-ranks that are slower than others.
+Computing is the sum of ``ops`` over the blocks of the slowest stage. Communication is ``traffic`` over the
+links of ``hardware``; the stack says what of it hides.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
 
-from .flops import CAUSAL, CONVENTIONS, SELECTIVE, per_token, utilization
+from .flops import CONVENTIONS, per_token, utilization
 from .hardware import Gpu, Network, seconds
 from .layout import RING, Layout, blocks_of
-from .memory import MIXED, Numbers
-from .models import Model
+from .memory import held_by
+from .models import Model, has_experts
+from .ops import attention, block, head, streamed
 from .pipeline import bubble
-from .traffic import Traffic, traffic_of
+from .traffic import Counts, traffic_of
 
-REACHED = 0.54  # fitted to one figure: Llama 3 405B on 8,192 GPUs, 430 TFLOP/s each
+CONTENTION = 0.3  # a collective that hides behind compute slows it by so much of its own time
+SLOWER_PER_DOUBLING = 0.003  # of the number of GPUs, beyond a node
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,10 @@ class StepTime:
 
     Attributes:
         waiting: in the bubble of the pipeline.
-        tp, cp, ep, pp, dp: communication along a dimension that nothing hides; ``dp`` has that of replicas.
+        tp, cp, ep, pp, dp: communication along a dimension that nothing hides; ``dp`` has that of replicas
+            and FSDP's copies.
+        optimizer: to read and write its state once.
+        lost: gaps, and the slowest of many GPUs.
     """
 
     computing: float
@@ -34,82 +39,108 @@ class StepTime:
     ep: float
     pp: float
     dp: float
+    optimizer: float
+    lost: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.computing + self.waiting + self.tp + self.cp + self.ep + self.pp + self.dp
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
-def step_time(
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    gpu: Gpu,
-    network: Network,
-    reached: float = REACHED,
-    numbers: Numbers = MIXED,
-) -> StepTime:
-    """The rank that computes most decides, and in each collective the one that hands in most."""
+def step_time(model: Model, layout: Layout, sequences: int, gpu: Gpu, network: Network) -> StepTime:
+    """The stage that computes most decides, and in each collective the one that hands in most."""
+    stack = layout.stack
     rounds = layout.micro_batches(sequences)
-    operations = slowest_share(model, layout) * _operations(model, layout)
-    operations *= layout.micro_batch * model.context / (layout.cp * layout.tp)
-    computing = rounds * operations / (gpu.peak * reached)
-    by_dimension = _communication(model, layout, sequences, gpu, network, numbers)
-    tp, ep = by_dimension["tp"], by_dimension["ep"]
-    cp = by_dimension["cp"]
-    if layout.context == RING:  # attention to the keys that are here hides the way of the next
-        share = 1 - 6 * model.active_parameters() / per_token(model, CAUSAL)
-        cp = max(0.0, cp - max(0.0, share) * computing)
-    waits = bubble(layout.schedule, layout.pp, rounds, layout.chunks)
+    computing = rounds * max(stage_seconds(model, layout, index, gpu) for index in some_stages(layout))
+    found = communication(model, layout, sequences, gpu, network)
+    tp = found["tp"] * (1 - stack.hidden_tp)
+    ep = found["ep"] * (1 - stack.hidden_ep)
+    cp = found["cp"]
+    if (
+        layout.cp > 1 and layout.context == RING
+    ):  # attention to the keys that are here hides the way of the next
+        tokens = layout.micro_batch * model.context / layout.cp
+        core = attention(tokens, model, layout, gpu)
+        hides = rounds * len(blocks_of(model, layout, 0)) * (core.forward + core.backward)
+        cp = exposed(cp, hides)
     busy = computing + tp + cp + ep
+    waits = bubble(layout.schedule, layout.pp, rounds, layout.chunks)
     waiting = busy * waits / (1 - waits)
-    # Gathering hides behind the first micro-batch's forward pass, reducing behind the last one's backward.
-    hides = busy if layout.zero == 3 and layout.resharding else busy / rounds
-    dp = max(0.0, by_dimension["dp"] + by_dimension["replicate"] - hides)
-    filling = by_dimension["pp"] / rounds * (layout.pp - 1) if layout.pp > 1 else 0.0
-    return StepTime(computing, waiting, tp, cp, ep, filling, dp)
+    pp = found["pp"] * (CONTENTION if layout.chunks > 1 else 1.0)
+    # Gathering hides behind the first micro-batch's forward pass, reducing behind the last one's backward;
+    # interleaved stages are through with one chunk while the others still compute.
+    window = max(1.0, layout.pp * (1 - 1 / layout.chunks)) / rounds
+    hides = busy if layout.zero == 3 and layout.resharding else busy * min(1.0, window)
+    dp = found["dp"] + found["edp"] + found["replicate"]
+    dp = exposed(dp, hides) if stack.overlap else dp
+    dp += copies(model, layout, rounds, gpu)
+    time = StepTime(computing, waiting, tp, cp, ep, pp, dp, optimizer_seconds(model, layout, gpu))
+    lost = stack.gaps + SLOWER_PER_DOUBLING * max(0.0, math.log2(layout.ranks / 8))
+    return replace(time, lost=lost * time.total)
 
 
-def _operations(model: Model, layout: Layout) -> float:
-    """Of the hardware, per token. A fused attention repeats nothing for ``selective``."""
-    if model.gated and layout.recompute == SELECTIVE:
-        return per_token(model, CAUSAL)
-    return per_token(model, CAUSAL, layout.recompute)
+def exposed(collective: float, compute: float) -> float:
+    """What a collective costs that may hide behind so much compute."""
+    hidden = min(collective, compute)
+    return collective - hidden + CONTENTION * hidden
 
 
-def slowest_share(model: Model, layout: Layout) -> float:
-    """The largest share of the operations that a rank of the pipeline has; the head counts as its part."""
-    parameters = model.active_parameters() - model.embedding()
-    head = model.vocabulary * model.width / parameters
-    shares = []
-    for index in range(layout.pp):
-        share = len(blocks_of(model, layout, index)) / model.layers * (1 - head)
-        shares.append(share + head if index == layout.pp - 1 else share)
-    return max(shares)
+def some_stages(layout: Layout) -> list[int]:
+    """Ranks along pp that differ: the first, one between and the last."""
+    return sorted({0, layout.pp // 2, layout.pp - 1})
 
 
-def most_traffic(model: Model, layout: Layout, sequences: int, numbers: Numbers = MIXED) -> Traffic:
-    """Of the first, a middle and the last stage the one that hands in most, collective by collective."""
-    found: Traffic = {}
-    for index in sorted({0, layout.pp // 2, layout.pp - 1}):
+def stage_seconds(model: Model, layout: Layout, index: int, gpu: Gpu) -> float:
+    """Of one micro-batch, forward and backward, on the rank with this index along pp."""
+    total = 0.0
+    same = replace(layout, pp=1, dp=1, replicate=1, chunks=1, schedule="1F1B", zero=0, resharding=True)
+    layers = blocks_of(model, layout, index)
+    for experts in (False, True):
+        count = sum(has_experts(model, layer) == experts for layer in layers)
+        if count:
+            total += count * sum(block(model, same, gpu, experts))
+    if index == layout.pp - 1:
+        total += sum(head(model, same, gpu))
+    return total
+
+
+def optimizer_seconds(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """To read and write parameters, gradients and Adam's state."""
+    numbers = layout.stack.numbers
+    touched = 2 * numbers.optimizer + numbers.gradient + 2 * numbers.parameter
+    held = held_by(model, layout, layout.position(0))
+    return streamed(held.numbers / (layout.shards if layout.zero else 1) * touched, gpu)
+
+
+def copies(model: Model, layout: Layout, rounds: int, gpu: Gpu) -> float:
+    """FSDP copies gathered shards into whole tensors, and whole gradients into what is divided."""
+    if layout.zero != 3:
+        return 0.0
+    numbers = layout.stack.numbers
+    times, gathers = (rounds, 2) if layout.resharding else (1, 1)
+    size = (2 * gathers + 1) * numbers.gathered + numbers.reduced
+    return streamed(times * held_by(model, layout, layout.position(0)).numbers * size, gpu)
+
+
+def most_traffic(model: Model, layout: Layout, sequences: int) -> Counts:
+    """Of some stages the one that hands in most, collective by collective."""
+    found: Counts = {}
+    for index in some_stages(layout):
         position = {**layout.position(0), "pp": index}
-        for key, counts in traffic_of(model, layout, sequences, numbers, position).items():
+        for key, counts in traffic_of(model, layout, sequences, position).items():
             found[key] = max(found.get(key, counts), counts, key=lambda pair: pair[1])
     return found
 
 
-def _communication(
-    model: Model, layout: Layout, sequences: int, gpu: Gpu, network: Network, numbers: Numbers
+def communication(
+    model: Model, layout: Layout, sequences: int, gpu: Gpu, network: Network
 ) -> dict[str, float]:
     """Seconds along each dimension, if nothing hid them. What is received was sent by somebody."""
-    found = dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "replicate"), 0.0)
-    for (dimension, op), (calls, size) in most_traffic(model, layout, sequences, numbers).items():
-        if op == "recv":
-            continue
-        group, step = getattr(layout, dimension), layout.step_of(dimension)
-        time = seconds(op, group, step, calls, size, gpu, network)
-        hidden_with_dp = op == "all_reduce" and dimension in ("cp", "ep")  # these are gradients
-        found["dp" if hidden_with_dp else dimension] += time
+    found = dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "edp", "replicate"), 0.0)
+    for (dimension, op), (calls, size) in most_traffic(model, layout, sequences).items():
+        if op != "recv":
+            group, near = layout.group(dimension, network.node)
+            found[dimension] += seconds(op, group, near, calls, size, gpu, network)
     return found
 
 
@@ -118,14 +149,7 @@ def tokens_per_s(model: Model, sequences: int, seconds_of_step: float) -> float:
     return sequences * model.context / seconds_of_step
 
 
-def shares_of_peak(
-    model: Model, layout: Layout, sequences: int, time: float, gpu: Gpu
-) -> dict[str, tuple[float, float]]:
-    """{convention: (MFU, HFU)} of a step that takes ``time`` seconds."""
+def shares_of_peak(model: Model, layout: Layout, sequences: int, time: float, gpu: Gpu) -> dict[str, float]:
+    """{convention: MFU} of a step that takes ``time`` seconds, of the peak in bfloat16."""
     tokens = tokens_per_s(model, sequences, time) / layout.ranks
-    found = {}
-    for convention in CONVENTIONS:
-        model_flops = utilization(per_token(model, convention), tokens, gpu.peak)
-        hardware_flops = utilization(per_token(model, convention, layout.recompute), tokens, gpu.peak)
-        found[convention.name] = (model_flops, hardware_flops)
-    return found
+    return {one.name: utilization(per_token(model, one), tokens, gpu.peak) for one in CONVENTIONS}

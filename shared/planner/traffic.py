@@ -6,115 +6,125 @@ what it has to send.
 
 import math
 
+from .flops import BY_OP, WHOLE
 from .layout import GATHER, RING, Layout
-from .memory import MIXED, Held, Numbers, Work, work_of
-from .models import Model
+from .memory import Held, Work, work_of
+from .models import Model, has_experts
 
-Traffic = dict[tuple[str, str], tuple[int, int]]  # {(dimension, collective): (calls, bytes handed in)}
-FIRST_BUCKET = 2**20  # bytes at which DDP closes its first bucket; the next ones take 25 times as many
+# {(dimension, collective): (calls, bytes handed in)}; "dp" is dp x cp where ZeRO divides among both
+Counts = dict[tuple[str, str], tuple[int, int]]
+DDP_BUCKETS = (2**20, 25 * 2**20)  # bytes that fill DDP's first bucket, and each of the next ones
 
 
 def traffic_of(
-    model: Model,
-    layout: Layout,
-    sequences: int,
-    numbers: Numbers = MIXED,
-    position: dict[str, int] | None = None,
-) -> Traffic:
+    model: Model, layout: Layout, sequences: int, position: dict[str, int] | None = None
+) -> Counts:
     """What a rank, by default the first, calls in a step over so many sequences of all ranks together."""
-    work = work_of(model, layout, sequences, numbers, position)
-    found: Traffic = {}
+    work = work_of(model, layout, sequences, position)
+    found: Counts = {}
     for add in (_add_data, _add_tensor, _add_pipeline, _add_context, _add_experts):
         add(found, work)
     return {key: (calls, size) for key, (calls, size) in found.items() if calls}
 
 
-def _add(found: Traffic, dimension: str, op: str, calls: int, size: float) -> None:
+def _add(found: Counts, dimension: str, op: str, calls: int, size: float) -> None:
     before_calls, before_size = found.get((dimension, op), (0, 0))
     found[dimension, op] = (before_calls + calls, before_size + round(size))
 
 
-def buckets(held: Held, numbers: Numbers) -> int:
-    """How many all-reduces DDP makes of the gradients: it fills buckets from the last parameter on."""
-    limit = FIRST_BUCKET
+def buckets(held: Held, size: int) -> int:
+    """How many all-reduces DDP makes of gradients of so many bytes each, from the last parameter on."""
+    limit = DDP_BUCKETS[0]
     filled = 0
     count = 0
     for tensor in reversed(held.tensors):
-        filled += tensor.numbers * numbers.parameter
+        filled += tensor.numbers * size
         if filled >= limit:
             count += 1
             filled = 0
-            limit = 25 * FIRST_BUCKET
+            limit = DDP_BUCKETS[1]
     return count + (filled > 0)
 
 
-def _add_data(found: Traffic, work: Work) -> None:
+def _add_data(found: Counts, work: Work) -> None:
     layout, held, numbers = work.layout, work.held, work.numbers
-    tensors = len(held.tensors)
-    if layout.zero == 0:
-        calls = tensors if layout.by_tensor else buckets(held, numbers)
-        for name in ("dp", "replicate"):
+    gathered = 1 if layout.stack.fp8 else numbers.gathered
+    groups = (("dp", layout.shards, held.dense), ("edp", layout.expert_shards, held.experts))
+    if layout.zero == 3:
+        _add_sharded(found, work, gathered)
+    elif layout.zero == 0:
+        flat = layout.ep > 1 or layout.dp == 1  # there DDP is not what people use
+        calls = 1 if flat else buckets(held, numbers.parameter)
+        for name in ("dp" if layout.dp > 1 else "cp", "replicate"):
             if getattr(layout, name) > 1:
-                _add(found, name, "all_reduce", calls, held.numbers * numbers.gradient)
-    elif layout.zero == 3:
-        _add_sharded(found, work)
-    elif layout.dp > 1:
-        calls = tensors if layout.by_tensor else 1
-        whole = (
-            held.padded(layout.dp) if layout.by_tensor else math.ceil(held.numbers / layout.dp) * layout.dp
-        )
-        _add(found, "dp", "reduce_scatter", calls, whole * numbers.gradient)
-        _add(found, "dp", "all_gather", calls, whole // layout.dp * numbers.parameter)
+                _add(found, name, "all_reduce", calls, held.dense * numbers.reduced)
+        if held.experts and layout.expert_shards > 1:
+            _add(found, "edp", "all_reduce", 1, held.experts * numbers.reduced)
+    else:
+        for name, shards, count in groups:
+            if shards > 1 and count:
+                part = math.ceil(count / shards)
+                _add(found, name, "reduce_scatter", 1, part * shards * numbers.reduced)
+                _add(found, name, "all_gather", 1, part * gathered)
+        if layout.replicate > 1:
+            _add(found, "replicate", "all_reduce", 1, held.numbers / layout.shards * numbers.reduced)
 
 
-def _add_sharded(found: Traffic, work: Work) -> None:
+def _add_sharded(found: Counts, work: Work, gathered: int) -> None:
     """FSDP2. With resharding, each micro-batch gathers a block for forward and again for backward."""
     layout, held, numbers = work.layout, work.held, work.numbers
-    rounds = work.rounds if layout.resharding else 1
-    padded = held.sharded(layout.dp, 0)
-    units = held.units
-    again = layout.resharding
-    gathers = units + (len(held.blocks) if again else 0)
-    gathered = padded + (held.sharded(layout.dp, 0, only_blocks=True) if again else 0)
-    if layout.dp > 1:
-        _add(found, "dp", "all_gather", rounds * gathers, rounds * gathered * numbers.parameter)
-        scattered = padded * layout.dp * numbers.gradient
-        _add(found, "dp", "reduce_scatter", rounds * units, rounds * scattered)
+    rounds, again = (work.rounds, True) if layout.resharding else (1, False)
+    padded = held.sharded(layout)
+    gathers = held.units + (len(held.blocks) if again else 0)
+    handed_in = padded + (held.sharded(layout, only_blocks=True) if again else 0)
+    if layout.shards > 1:
+        _add(found, "dp", "all_gather", rounds * gathers, rounds * handed_in * gathered)
+        scattered = padded * layout.shards * numbers.reduced
+        _add(found, "dp", "reduce_scatter", rounds * held.units, rounds * scattered)
     if layout.replicate > 1:
-        _add(found, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.gradient)
+        _add(found, "replicate", "all_reduce", rounds * held.units, rounds * padded * numbers.reduced)
 
 
-def _add_tensor(found: Traffic, work: Work) -> None:
+def _add_tensor(found: Counts, work: Work) -> None:
     """Two all-reduces in each block and direction, one for the embedding, one for the head, 3 for the loss.
 
     With sequence parallelism each becomes a reduce-scatter and an all-gather, the one in forward, the other
     in backward at the same place, and one more all-reduce adds up the gradients of what is not divided.
+    Megatron gathers the input of two layers in each block once more for backward, where torch has kept it.
+    Full recomputation repeats those of forward; torch stops before the last one, whose result nobody needs.
     """
     layout, numbers, rounds, tokens = work.layout, work.numbers, work.rounds, work.tokens
     if layout.tp == 1:
         return
-    of_activations = 4 * len(work.blocks) + work.first + work.last
+    blocks = len(work.blocks)
+    again = 2 * blocks if layout.recompute == WHOLE else 0
+    calls = 4 * blocks + work.first + work.last
+    sums = calls + (again if layout.stack.regather else again // 2)
     size = tokens * work.model.width * numbers.activation
     if layout.sequence_parallel:
-        _add(found, "tp", "reduce_scatter", rounds * of_activations, of_activations * size)
-        _add(found, "tp", "all_gather", rounds * of_activations, of_activations * size / layout.tp)
-        _add(found, "tp", "all_reduce", 1, work.held.undivided * numbers.gradient)
+        gathers = calls + again + (2 * blocks if layout.recompute == BY_OP else 0)
+        if layout.stack.regather:
+            gathers += 2 * blocks + work.last
+        _add(found, "tp", "reduce_scatter", rounds * sums, sums * size)
+        _add(found, "tp", "all_gather", rounds * gathers, gathers * size / layout.tp)
+        # What is not divided, by hand in one flat tensor; FSDP2 sums up each by itself.
+        norms = work.held.whole_tensors if layout.zero == 3 else 1
+        _add(found, "tp", "all_reduce", norms, work.held.undivided * numbers.reduced)
     else:
-        _add(found, "tp", "all_reduce", rounds * of_activations, of_activations * size)
+        _add(found, "tp", "all_reduce", rounds * sums, sums * size)
     if work.last:
-        # The largest logit of each token, and two sums, which are taken in float32 at least.
-        _add(found, "tp", "all_reduce", rounds, tokens * numbers.activation)
-        _add(found, "tp", "all_reduce", 2 * rounds, 2 * tokens * max(4, numbers.activation))
+        # The largest logit of each token, and two sums, in float32 at least.
+        _add(found, "tp", "all_reduce", 3 * rounds, 3 * tokens * max(4, numbers.activation))
 
 
-def _add_pipeline(found: Traffic, work: Work) -> None:
+def _add_pipeline(found: Counts, work: Work) -> None:
     """Activations at each border forward, their gradients backward; the tied weight's gradients are added."""
     model, layout, numbers = work.model, work.layout, work.numbers
     if layout.pp == 1:
         return
     borders = 2 * layout.chunks - work.first - work.last
-    between = layout.tp if layout.sequence_parallel else 1
-    size = work.tokens * model.width * numbers.activation / between
+    parts = layout.tp if layout.stack.regather else layout.between  # Megatron sends a part and gathers it
+    size = work.tokens * model.width * numbers.activation / parts
     calls = borders * work.rounds
     _add(found, "pp", "send", calls, borders * size)
     _add(found, "pp", "recv", calls, borders * size)
@@ -122,17 +132,17 @@ def _add_pipeline(found: Traffic, work: Work) -> None:
         weight = next(model.tensors())
         rows = weight.shape[0] // layout.tp
         if layout.zero == 3:
-            rows = max(0, min(math.ceil(rows / layout.dp), rows))
+            rows = math.ceil(rows / layout.shards)
         _add(found, "pp", "all_reduce", 1, rows * weight.shape[1] * numbers.gradient)
 
 
-def _add_context(found: Traffic, work: Work) -> None:
+def _add_context(found: Counts, work: Work) -> None:
     model, layout, numbers = work.model, work.layout, work.numbers
     if layout.cp == 1:
         return
     layers, rounds, tokens = len(work.blocks), work.rounds, work.tokens
-    keys = 2 * tokens * model.kv_heads * model.head_width / layout.tp * numbers.activation
-    queries = tokens * model.heads * model.head_width / layout.tp * numbers.activation
+    keys = 2 * tokens * max(model.keys / layout.tp, model.head_width) * numbers.activation
+    queries = tokens * model.queries / layout.tp * numbers.activation
     if layout.context == RING:
         messages = 3 * (layout.cp - 1) * layers  # keys and values forward and backward, and their gradients
         _add(found, "cp", "send", messages * rounds, messages * keys)
@@ -142,21 +152,16 @@ def _add_context(found: Traffic, work: Work) -> None:
         _add(found, "cp", "reduce_scatter", layers * rounds, layers * keys * layout.cp)
     else:
         _add(found, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
-    # With ZeRO, dp and cp are one group for parameters and gradients; here they are two.
-    size = work.held.numbers * numbers.gradient
-    if layout.zero == 3:
-        size = work.held.sharded(layout.dp, work.position["dp"]) * numbers.gradient
-    _add(found, "cp", "all_reduce", 1, size)
 
 
-def _add_experts(found: Traffic, work: Work) -> None:
-    """The mean over the ranks: counts, rows to the experts and back, and their gradients."""
+def _add_experts(found: Counts, work: Work) -> None:
+    """The mean over the ranks: counts, and rows to the experts and back, forward and backward."""
     model, layout, numbers = work.model, work.layout, work.numbers
     experts = model.experts
-    if layout.ep == 1 or experts is None:
+    if layout.ep * layout.etp == 1 or experts is None:
         return
-    layers = sum(layer >= experts.dense_layers for layer in work.blocks)
-    rows = experts.chosen * work.tokens * model.width * numbers.activation
+    layers = sum(has_experts(model, layer) for layer in work.blocks)
+    times = 6 if layout.recompute == WHOLE else 4
+    rows = experts.chosen * work.tokens / layout.between * model.width * numbers.activation
     counts = 8 * experts.routed * work.rounds
-    _add(found, "ep", "all_to_all", 5 * layers * work.rounds, layers * (counts + 4 * rows))
-    _add(found, "ep", "all_reduce", 1, work.held.dense * numbers.gradient)
+    _add(found, "ep", "all_to_all", (times + 1) * layers * work.rounds, layers * (counts + times * rows))

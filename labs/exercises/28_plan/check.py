@@ -3,60 +3,96 @@
 from dataclasses import replace
 from types import ModuleType
 
-from shared.planner import Layout, Plan, Rejected, Training, judge, model_named, propose
+from shared.planner import (
+    CAUSAL,
+    GPUS,
+    Layout,
+    Model,
+    Network,
+    Plan,
+    Training,
+    judge,
+    model_named,
+    per_token,
+    propose,
+)
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
 MOST = 256
-ENOUGH = 1.02  # a plan may cost so much more than the cheapest
-# {what: training, days, dollars}
-TASKS = {
-    "Llama 3 8B": (Training(model_named("8b"), 8, 512, 1e12), 30, 250_000),
-    "Llama 3 70B": (Training(model_named("70b", 32768), 8, 128, 5e11), 45, 700_000),
+ENOUGH = 1.01  # a plan may take so much longer than the fastest that can be paid for
+PIPELINE = Layout(tp=8, pp=8, chunks=4, schedule="interleaved")
+# {what: layout, sequences}; from one thing to all of them
+STEPS = {
+    "compute alone": (Layout(), 4),
+    "tensor parallelism": (Layout(tp=8), 4),
+    "a pipeline": (Layout(pp=4), 8),
+    "interleaved stages": (PIPELINE, 16),
+    "data parallelism that hides": (replace(PIPELINE, dp=2), 32),
+    "data parallelism with few micro-batches": (Layout(tp=4, dp=64), 128),
+    "all of it": (replace(PIPELINE, dp=16), 128),
+}
+# {what: training, dollars}
+BUDGETS = {
+    "Llama 3 8B": (Training(model_named("8b"), 8, 128, 1e12), 60_000),
+    "Llama 2 13B": (Training(model_named("llama2-13b"), 8, 128, 1e12, network=Network(card=12.5e9)), 100_000),
 }
 
 
-def cheapest(training: Training, days: float) -> float:
-    """Dollars of the cheapest plan with a power of two of GPUs."""
-    found = []
-    gpus = 8
-    while gpus <= MOST:
-        plans, _ = propose(replace(training, gpus=gpus))
-        found += [plan.dollars for plan in plans if plan.days <= days]
-        gpus *= 2
-    return min(found)
+def expected_seconds(model: Model, layout: Layout, sequences: int) -> float:
+    gpu, network = GPUS["h100"], Network()
+    micro_batches = sequences / (layout.dp * layout.micro_batch)
+    tokens = layout.micro_batch * model.context
+    operations = per_token(model, CAUSAL) * tokens / (layout.tp * layout.pp)
+    parts = 10 * tokens * model.width * 2 * (layout.tp - 1) / layout.tp
+    one = operations / (gpu.peak * gpu.gemm) + parts * model.layers / layout.pp / gpu.link
+    numbers = model.parameters() / layout.tp / layout.pp * (layout.dp - 1) / layout.dp
+    rest = max(0.0, 6 * numbers / network.card - one)
+    return one * (micro_batches + (layout.pp - 1) / layout.chunks) + rest
 
 
-def check_task(what: str, answer: ModuleType) -> float:
-    """Raise Wrong unless the answer fits; return its dollars."""
-    training, days, dollars = TASKS[what]
-    found = answer.plan(training, MOST, days, dollars)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Layout):
-        raise Wrong(f"{what}: expected a number of GPUs and a Layout, not {found!r}")
-    gpus, layout = found
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 8 <= gpus <= MOST or gpus % 8:
-        raise Wrong(f"{what}: GPUs come in nodes of 8, at most {MOST}, not {gpus!r}")
-    judged = judge(replace(training, gpus=gpus), layout)
-    if isinstance(judged, Rejected):
-        told = "; ".join(problem.text for problem in judged.problems)
-        raise Wrong(f"{what}: on {gpus} GPUs this cannot run: {told}")
-    assert isinstance(judged, Plan)
-    if judged.days > days:
-        raise Wrong(f"{what}: it takes {judged.days:.0f} days on {gpus} GPUs, allowed are {days}")
+def check_seconds(answer: ModuleType) -> None:
+    model = model_named("70b")
+    for what, (layout, sequences) in STEPS.items():
+        found = answer.step_seconds(model, layout, sequences, GPUS["h100"], Network())
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise Wrong(f"step_seconds returns {found!r}, which is no number")
+        expected = expected_seconds(model, layout, sequences)
+        if abs(found / expected - 1) > 1e-6:
+            raise Wrong(f"{what}, {layout}: a step takes {expected:.4g} s, not {found:.4g}")
+
+
+def check_budget(what: str, answer: ModuleType) -> None:
+    training, dollars = BUDGETS[what]
+    found = answer.spend(training, MOST, dollars)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Plan):
+        raise Wrong(f"{what}: expected a number of GPUs and a Plan, not {type(found).__name__}")
+    gpus, plan = found
+    if gpus not in (8, 16, 32, 64, 128, MOST):
+        raise Wrong(f"{what}: {gpus!r} GPUs are not 8 times a power of two, at most {MOST}")
+    judged = judge(replace(training, gpus=gpus), plan.layout)
+    if not isinstance(judged, Plan):
+        raise Wrong(f"{what}: on {gpus} GPUs this layout cannot run: {judged.problems[0].text}")
     if judged.dollars > dollars:
-        raise Wrong(f"{what}: it costs {judged.dollars:,.0f} dollars on {gpus} GPUs, there are {dollars:,}")
-    least = cheapest(training, days)
-    if judged.dollars > ENOUGH * least:
+        raise Wrong(f"{what}: {gpus} GPUs cost {judged.dollars:,.0f} dollars, there are {dollars:,}")
+    affordable = []
+    size = 8
+    while size <= MOST:
+        plans, _ = propose(replace(training, gpus=size))
+        affordable += [one.days for one in plans if one.dollars <= dollars]
+        size *= 2
+    if judged.days > ENOUGH * min(affordable):
         raise Wrong(
-            f"{what}: it fits, but a plan for {least:,.0f} dollars fits too; this is {judged.dollars:,.0f}"
+            f"{what}: it takes {judged.days:.1f} days, and {dollars:,} dollars pay for {min(affordable):.1f}"
         )
-    return judged.dollars
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    for what in list(TASKS)[group.rank % len(TASKS) :: group.world_size]:
-        check_task(what, answer)
-    return f"{len(TASKS)} trainings fit into memory, days and dollars, and none is much cheaper. Well done."
+    if group.rank == 0:
+        check_seconds(answer)
+    for what in list(BUDGETS)[group.rank % len(BUDGETS) :: group.world_size]:
+        check_budget(what, answer)
+    return f"{len(STEPS)} steps to the second, {len(BUDGETS)} budgets spent well. Well done."
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Rows of lesson 22's table, measured again and held against the planner: calls, bytes, storage.
+
+``test_planner`` runs it on four ranks. The planner knows nothing of these classes: it has the sizes of the
+model and the layout. What lesson 22 writes by hand with a collective for each tensor is no layout of it.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
+from lab_22_strategies import Config, Strategy, Truths, rows_for
+from lab_22_table import prove, summed
+
+from shared.planner import Layout, Model, memory_of, traffic_of
+from shared.planner.models import Experts, gpt
+from shared.planner.stack import FLOAT64, STACKS
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+
+LAYOUTS = {
+    "single": Layout(micro_batch=8),
+    "DDP": Layout(dp=4, micro_batch=2),
+    "ZeRO-1": Layout(dp=4, micro_batch=2, zero=1),
+    "FSDP": Layout(dp=4, micro_batch=2, zero=3),
+    "HSDP": Layout(dp=2, replicate=2, micro_batch=2, zero=3),
+    "TP": Layout(tp=4, micro_batch=8),
+    "TP + SP": Layout(tp=4, micro_batch=8, sequence_parallel=True),
+    "PP, GPipe": Layout(pp=4, schedule="GPipe"),
+    "PP, 1F1B": Layout(pp=4),
+    "CP, ring": Layout(cp=4, micro_batch=8),
+    "CP, Ulysses": Layout(cp=4, micro_batch=8, context="Ulysses"),
+    "EP": Layout(dp=4, ep=4, micro_batch=2),
+    "FSDP x TP": Layout(dp=2, tp=2, micro_batch=4, zero=3),
+}
+NAMES = {"shard": "dp"}  # HSDP's dimensions are shard and replicate
+
+
+def model_of(cfg: Config, experts: bool) -> Model:
+    """Lesson 22's model, as the planner knows models."""
+    sizes = cfg.gpt
+    model = gpt("GPT of lesson 16", sizes.layers, sizes.width, sizes.heads, sizes.vocabulary, sizes.context)
+    return replace(model, experts=Experts(cfg.experts, cfg.k, 0, 4 * sizes.width)) if experts else model
+
+
+def check_row(strategy: type[Strategy], row: dict, rank: int, cfg: Config) -> int:
+    """Hold what this rank measured against the plan; return the bytes that it handed in.
+
+    How many rows travel from one rank to another one's experts, the router decides: with EP the sums over all
+    ranks are compared.
+
+    Raises:
+        CourseError: calls, bytes or storage are others.
+    """
+    name = strategy.name
+    layout = replace(LAYOUTS[name], stack=replace(STACKS["torch"], numbers=FLOAT64))
+    model = model_of(cfg, strategy.experts)
+    position = layout.position(rank if layout.ranks > 1 else 0)
+    found = {}
+    for dimension, kinds in row["traffic"].items():
+        for op, counts in kinds.items():
+            own = "dp" if (dimension, op) == ("ep", "all_reduce") else NAMES.get(dimension, dimension)
+            found[own, op] = (counts["calls"], counts["bytes"])
+    planned = traffic_of(model, layout, cfg.rows, position)
+    who = f"rank {rank}"
+    if not strategy.even:
+        who, found, planned = "all ranks", summed(found), summed(planned)
+    if found != planned:
+        raise CourseError(f"{name}: {who} called {found}, planned was {planned}")
+    memory = memory_of(model, layout, cfg.rows, position)
+    kept = list(row["keeps"].values())[:3]
+    own = [memory.parameters, memory.gradients, memory.optimizer]
+    if kept != own:
+        raise CourseError(f"{name}: rank {rank} keeps {kept} bytes, planned was {own}")
+    return sum(size for _, size in planned.values())
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60) as group:
+        truths = Truths(group, cfg)
+        for row in rows_for(group.world_size):
+            if row.name in LAYOUTS:
+                size = check_row(row, prove(row(truths.of(row), group, cfg)), group.rank, cfg)
+                print_on_rank_0(f"{row.name:11} hands in {size:,} bytes")
+        print_on_rank_0("each: calls, bytes and storage as planned, on every rank")
+
+
+if __name__ == "__main__":
+    run(main, Config())
