@@ -14,7 +14,6 @@ nb_custom_formats = {".ipynb": "docs.pages.read_notebook"}
 nb_merge_streams = True
 nb_code_prompt_show = nb_code_prompt_hide = "Code of a picture"
 nb_render_markdown_format = "myst"  # tables that a cell made, with links to other lessons
-nb_ipywidgets_js = {}  # else a page with a widget would load two scripts from elsewhere
 myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
 myst_heading_slug_func = "docs.pages.slug"
