@@ -38,6 +38,7 @@ notebooks/[0-9]*
 
 cheat_sheet
 notebooks/failures
+notebooks/rank_check
 ```
 
 ```{toctree}
@@ -63,6 +64,7 @@ def write_pages(root: Path, target: Path) -> None:
         "index.md": landing_page(readme, gallery(failures)) + CONTENTS,
         "cheat_sheet.md": cheat_sheet(read_lessons(root), failures),
         "notebooks/failures.md": failures_page(failures),
+        "notebooks/rank_check.md": (root / "notebooks" / "rank_check.md").read_text(encoding="utf-8"),
     }
     copytree(root / "notebooks", target / "notebooks", ignore=_all_but(".ipynb", ".png"))
     for name in FILES:

@@ -1,9 +1,9 @@
-"""The checklist of lesson 10: what a training script lacks on several ranks.
+"""``rank-check``: what a training script lacks on several ranks. The script is read, never run.
 
-The script is read, never run or imported. The folder needs Python alone and can be copied as it is:
-``rank-check SCRIPT`` or ``python -m shared.checklist SCRIPT`` here, ``python -m checklist SCRIPT`` beside a
-copy.
+The folder needs Python alone and can be copied as it is: ``rank-check train.py`` or
+``python -m shared.checklist train.py`` here, ``python -m checklist train.py`` beside a copy.
 
-``files`` follows the imports of a script, ``script`` knows what its names stand for, ``ranks`` and
-``torch_calls`` know what it does, ``rules_*`` ask the questions.
+``sources`` reads files and their imports; ``machine`` goes through them as Python would, with the values of
+``values`` and the conditions of ``conditions``; ``library`` and ``objects`` know what torch does there; the
+events that they see are what the rules of ``rules_*`` ask about.
 """

@@ -1,29 +1,48 @@
-"""``rank-check SCRIPT...``: read training scripts and say what they lack on several ranks."""
+"""``rank-check PATH...``: read training scripts and say what they lack on several ranks."""
 
 import argparse
+import os
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from .findings import RULES, Finding, ScriptError, examine, read
-from .rule import SEVERITIES
+from .findings import RULES, check
+from .report import FORMATS, page
+from .rule import SEVERITIES, Rule
 
-NOT_READ = 2  # as argparse ends after a wrong option
-CODES = {"style": 1, "slow": 1, "wrong": 3, "hangs": 4}
+FOUND, FAILED = 1, 2  # exit codes
+SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", ".venv"}
+OPTIONS = {"select": list, "ignore": list, "exclude": list, "src": list}  # of [tool.rank-check]
 
 EPILOG = f"""\
-severities:
+severities, the worst first:
 {chr(10).join(f"  {name:6} {what}" for name, what in reversed(SEVERITIES.items()))}
 
 exit code:
   0  nothing was found
-  1  the worst finding is of style or slow
-  2  a script could not be read, or an option is wrong
-  3  the worst finding is of wrong
-  4  the worst finding is of hangs
+  1  something was found
+  2  a file could not be read, or an option is wrong
 
-A comment "# rank-check: ignore" on a line keeps the checklist silent about that line. Modules beside the
-script, or in its package, are read as far as the script uses them. Nothing is run.
+By default the rules of "hangs" and "wrong" are asked. --select and --ignore take codes (RC101), their
+beginnings (RC1), names (meet), severities (slow) or ALL. The comment "# rank-check: ignore[RC101]" keeps a
+rule silent about its line, "# rank-check: ignore" all of them. What stands in [tool.rank-check] of the
+pyproject.toml above the first path (select, ignore, exclude, src) holds where no option says otherwise.
+Nothing is run or imported.
 """
+
+
+class UsageError(Exception):
+    """A wrong option; the text says why."""
+
+
+def installed_version() -> str:
+    try:
+        return metadata.version("rank-by-rank")
+    except metadata.PackageNotFoundError:
+        return "(a copied folder)"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -33,63 +52,112 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scripts", nargs="*", type=Path, metavar="SCRIPT")
-    parser.add_argument("--questions", action="store_true", help="list what is asked, and leave")
     parser.add_argument(
-        "--from",
-        dest="mildest",
-        choices=list(SEVERITIES),
-        default="style",
-        help="say and count only what is at least as bad as this",
+        "paths", nargs="*", metavar="PATH", help='scripts, notebooks, folders; "-" is the standard input'
     )
+    parser.add_argument("--select", help="ask these rules alone; separated by commas")
+    parser.add_argument("--ignore", help="leave these rules out")
+    parser.add_argument("--exclude", help="leave out files and folders of these names, in folders")
+    parser.add_argument("--output-format", choices=list(FORMATS), default="text")
+    parser.add_argument("--no-config", action="store_true", help="do not read pyproject.toml")
+    parser.add_argument("--rules", action="store_true", help="list the rules, and leave")
+    parser.add_argument("--page", action="store_true", help="print the page of all rules, and leave")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     options = parser.parse_args(arguments)
-    if not options.scripts and not options.questions:
-        parser.error("name at least one script")
+    if not options.paths and not options.rules and not options.page:
+        parser.error("name at least one script, notebook or folder")
     return options
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Ask all questions to all scripts; return the exit code, see ``--help``."""
+    """Ask all files; return the exit code, see ``--help``."""
     options = parse(arguments)
-    if options.questions:
-        for rule in RULES:
-            print(f"{rule.severity:6} {rule.name:10} {rule.question}")
+    if options.page:
+        print(page(RULES))
         return 0
-    counted = list(SEVERITIES)[list(SEVERITIES).index(options.mildest) :]
-    codes = {0}
-    for path in options.scripts:
-        try:
-            found = [one for one in check(path) if one.severity in counted]
-        except ScriptError as error:
-            print(error, file=sys.stderr)
-            codes.add(NOT_READ)
-            continue
-        for one in found:
-            print(line_of(one, path))
-        print(f"{path.name}: {len(RULES)} questions, {len(found)} finding{'s' * (len(found) != 1)}")
-        codes |= {CODES[one.severity] for one in found}
-    return NOT_READ if NOT_READ in codes else max(codes)
+    try:
+        settings = {} if options.no_config or not options.paths else read_settings(options.paths[0])
+        for name in ("select", "ignore", "exclude"):
+            given = getattr(options, name)
+            if given is not None:
+                settings[name] = [word.strip() for word in given.split(",") if word.strip()]
+        rules = chosen(settings.get("select"), settings.get("ignore", []))
+    except UsageError as error:
+        print(f"rank-check: {error}", file=sys.stderr)
+        return FAILED
+    if options.rules:
+        for rule in RULES:
+            print(f"{rule.code} {rule.severity:6} {rule.name:14} {rule.question}")
+        return 0
+    paths = list(files_of(options.paths, {*SKIPPED, *settings.get("exclude", [])}))
+    report = check(paths, rules, [Path(one) for one in settings.get("src", [])])
+    print(FORMATS[options.output_format](report, rules, len(paths)))
+    for line in report.errors:
+        print(line, file=sys.stderr)
+    return FAILED if report.errors else FOUND if report.findings else 0
 
 
-def check(path: Path) -> list[Finding]:
-    """What is found in one script.
+def read_settings(first: str) -> dict[str, Any]:
+    """What [tool.rank-check] says in the pyproject.toml above the first path.
 
     Raises:
-        ScriptError: it cannot be read, or it is nested too deeply.
+        UsageError: it cannot be read, or says something that is unknown.
     """
-    source = read(path)
-    try:
-        return examine(source, path)
-    except (RecursionError, MemoryError):
-        raise ScriptError(f"{path.name}: nested too deeply to be read") from None
+    start = Path.cwd() if first == "-" else Path(first).resolve()
+    for folder in (start, *start.parents):
+        path = folder / "pyproject.toml"
+        if not path.is_file():
+            continue
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("rank-check", {})
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: {error}") from None
+        for name, value in found.items():
+            if name not in OPTIONS or not isinstance(value, list):
+                raise UsageError(
+                    f"{path}: [tool.rank-check] {name}: known are lists called {', '.join(OPTIONS)}"
+                )
+        return {**found, "src": [str(folder / one) for one in found.get("src", [])]}
+    return {}
 
 
-def line_of(found: Finding, script: Path) -> str:
-    """``train.py:12: wrong: epoch: what is wrong there (also in 30, 41)``."""
-    name = (found.path or script).name
-    first, *others = found.lines
-    also = f" (also in {', '.join(map(str, others))})" if others else ""
-    return f"{name}:{first}: {found.severity}: {found.rule}: {found.text}{also}"
+def chosen(select: list[str] | None, ignore: list[str]) -> tuple[Rule, ...]:
+    """The rules that are asked.
+
+    Raises:
+        UsageError: a word names no rule.
+    """
+    asked = [rule for rule in RULES if rule.by_default] if select is None else named(select)
+    left_out = named(ignore)
+    return tuple(rule for rule in RULES if rule in asked and rule not in left_out)
+
+
+def named(words: list[str]) -> list[Rule]:
+    found = []
+    for word in words:
+        rules = [
+            one
+            for one in RULES
+            if word == "ALL" or word in (one.name, one.severity) or one.code.startswith(word)
+        ]
+        if not rules:
+            raise UsageError(f"{word} is no rule: see rank-check --rules")
+        found += rules
+    return found
+
+
+def files_of(paths: list[str], left_out: set[str]) -> Iterator[Path]:
+    """The files that are named, and the scripts and notebooks in the folders that are."""
+    for name in paths:
+        path = Path(name)
+        if not path.is_dir() or name == "-":
+            yield path
+            continue
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(one for one in folders if one not in left_out and not one.startswith("."))
+            for one in sorted(names):
+                if one.endswith((".py", ".ipynb")) and one not in left_out:
+                    yield Path(folder, one)
 
 
 def command() -> None:

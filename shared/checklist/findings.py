@@ -1,79 +1,111 @@
-"""All rules, and what they find in a script. Taught in lesson 10."""
+"""All rules, and what they find in files."""
 
 import ast
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from . import rules_data, rules_model, rules_ranks, rules_saving
-from .rule import SEVERITIES
-from .script import Script
+from . import rules_data, rules_hangs, rules_model, rules_saving, rules_style
+from .machine import Machine
+from .rule import SEVERITIES, Found, Rule
+from .sources import Project, ScriptError, Source, read
 
-RULES = (*rules_ranks.RULES, *rules_model.RULES, *rules_saving.RULES, *rules_data.RULES)
-IGNORE = "rank-check: ignore"  # in a comment on a line: nothing is said of it
-
-
-class ScriptError(Exception):
-    """A file that is no Python script; the text says why in one line."""
+RULES: tuple[Rule, ...] = (
+    *rules_hangs.RULES,
+    *rules_data.RULES,
+    *rules_model.RULES,
+    *rules_saving.RULES,
+    *rules_style.RULES,
+)
+DEEPEST = 20_000  # calls in calls; Python's own limit is too low for long expressions
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong, and all the lines of one file where it is."""
+    """One thing that is wrong, where it is, and the other lines with the same."""
 
-    path: Path | None
-    lines: list[int]
-    severity: str
-    rule: str
+    path: str
+    line: int
+    column: int
+    cell: int  # of a notebook; 0 in a script
+    rule: Rule
     text: str
 
+    @property
+    def place(self) -> str:
+        cell = f"cell {self.cell}:" if self.cell else ""
+        return f"{self.path}:{cell}{self.line}:{self.column}"
 
-def examine(source: str | bytes, path: Path | None = None) -> list[Finding]:
-    """What all rules find, the worst first, then by line.
 
-    With ``path`` the modules beside that file which the script imports are read, too.
+class Report(NamedTuple):
+    """What is found in some files; unasked: {why: how many questions}; errors: files that cannot be read."""
 
-    Raises:
-        SyntaxError, ValueError: the source is no Python.
-        RecursionError, MemoryError: it is nested too deeply to be read.
-    """
-    script = Script(source, path)
-    found: dict[tuple[Path | None, str, str, str], set[int]] = {}
-    for rule in RULES:
-        for place, text in rule.find(script):
-            module = script.module_of(place)
-            line = getattr(place, "lineno", 1)
-            if not _is_ignored(module.lines, line):
-                found.setdefault((module.path, rule.severity, rule.name, text), set()).add(line)
-    findings = [Finding(path, sorted(lines), *what) for (path, *what), lines in found.items()]
-    worst_first = list(reversed(SEVERITIES))
-    return sorted(
-        findings, key=lambda one: (worst_first.index(one.severity), str(one.path), one.lines, one.rule)
+    findings: list[Finding]
+    unasked: Counter
+    errors: list[str]
+
+
+def check(paths: list[Path], rules: tuple[Rule, ...] = RULES, folders: list[Path] | None = None) -> Report:
+    """Ask the questions to files; what they import of each other is read once."""
+    project = Project(folders)
+    report = Report([], Counter(), [])
+    seen: set[tuple] = set()
+    for path in paths:
+        try:
+            sources = project.add(path)
+        except ScriptError as error:
+            report.errors.append(str(error))
+            continue
+        for source in sources:
+            examine(project, source, rules, report, seen)
+    worst = list(SEVERITIES)
+    report.findings.sort(
+        key=lambda one: (one.path, one.cell, one.line, -worst.index(one.rule.severity), one.rule.code)
     )
+    return report
 
 
-def _is_ignored(lines: list[str], number: int) -> bool:
-    return 0 < number <= len(lines) and IGNORE in lines[number - 1]
-
-
-def findings(source: str) -> list[tuple[list[int], str, str]]:
-    """(lines, rule, what is wrong there) in a script's text, the first lines first; no other file is read."""
-    return sorted((one.lines, one.rule, one.text) for one in examine(source))
-
-
-def read(path: Path) -> bytes:
-    """The bytes of a script that can be parsed.
-
-    Raises:
-        ScriptError: there is no such file, it is no text, or it is no Python.
-    """
+def examine(
+    project: Project, source: Source, rules: tuple[Rule, ...], report: Report, seen: set[tuple]
+) -> None:
+    """What the rules find in one program."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, DEEPEST))
     try:
-        source = path.read_bytes()
-        ast.parse(source)
-    except SyntaxError as error:
-        raise ScriptError(f"{path.name}:{error.lineno or 1}: no Python: {error.msg}") from None
-    except OSError as error:
-        raise ScriptError(f"{path.name}: {error.strerror or 'cannot be read'}") from None
-    except ValueError as error:  # a null byte, or no text in the encoding that it names
-        raise ScriptError(f"{path.name}:1: no Python: {error}") from None
+        machine = Machine(project, source)
+        machine.run()
+        for rule in rules:
+            for answer in rule.find(machine):
+                if not isinstance(answer, Found):
+                    report.unasked[answer.why] += 1
+                    continue
+                found = finding(answer, rule)
+                if found is not None and found[:5] not in seen:
+                    seen.add(found[:5])
+                    report.findings.append(found)
     except (RecursionError, MemoryError):
-        raise ScriptError(f"{path.name}: nested too deeply to be read") from None
-    return source
+        report.errors.append(f"{source.path}: nested too deeply to be read")
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def finding(found: Found, rule: Rule) -> Finding | None:
+    """None where a comment asks for silence."""
+    first = getattr(found.node, "lineno", 1)
+    last = getattr(found.node, "end_lineno", first) or first
+    if isinstance(found.node, ast.For | ast.While | ast.If | ast.ExceptHandler | ast.FunctionDef | ast.With):
+        last = first
+    if found.source.is_ignored(first, last, rule.code, rule.name):
+        return None
+    path, cell, line = found.source.at(first)
+    return Finding(path, line, getattr(found.node, "col_offset", 0) + 1, cell, rule, found.text)
+
+
+def findings(text: str) -> list[tuple[int, str, str]]:
+    """(line, rule, what is wrong there) in a script's text; no other file is read."""
+    report = Report([], Counter(), [])
+    examine(Project(), Source(text, None), RULES, report, set())
+    return sorted((one.line, one.rule.name, one.text) for one in report.findings)
+
+
+__all__ = ["RULES", "Finding", "Report", "check", "findings", "read"]

@@ -1,319 +1,553 @@
-"""Questions to a training script: its data, its seeds and its evaluation. Taught in lesson 10.
-
-Each rule yields (place, what is wrong there). Its docstring asks, and says what happens else.
-"""
+"""Questions about data: whose it is, in which order, and what an evaluation reports."""
 
 import ast
 
-from .files import Function
-from .ranks import depends_on_rank, guards, identifier, in_loop, is_local, is_rank, may_follow, who
-from .rule import Found, rule
-from .script import Script, dotted
-from .torch_calls import (
-    REDUCING,
-    WRAPPERS,
-    argument,
-    around_calls,
-    calls_anything,
-    comes_from,
-    evaluators,
-    is_distributed,
-    is_literal,
+from .machine import Machine
+from .rule import (
+    Answers,
+    Found,
+    Unasked,
+    at,
+    escaped,
+    everyone,
     is_managed,
-    is_opaque,
-    is_parallel_otherwise,
-    methods,
-    receiver,
-    seeds_differ,
-    serves_evaluation,
+    is_together,
+    managing,
+    rule,
+    trains,
+    who,
+)
+from .state import Event
+from .values import (
+    DIFFERS,
+    DIVIDED,
+    MEASURED,
+    OWN,
+    RANK,
+    ROUND,
+    SAVED,
+    UNKNOWN,
+    Const,
+    Lib,
+    Thing,
+    Value,
+    each,
+    inside,
+    is_none,
+    plain,
+    role,
+    things,
 )
 
-SEEDING = ("torch.manual_seed", "numpy.random.seed", "random.seed")
-OF_A_RANK = ("DistributedSampler", "RASampler", "StatefulDistributedSampler", "DistributedEvalSampler")
-AUGMENTING = ("augment", "autoaugment", "colorjitter", "cutmix", "dropout", "jitter", "mixup", "rand")
+SHARED_OTHERWISE = ("parallelize_module", "init_device_mesh", "DeviceMesh", "pipeline")
 
 
-def own_sampler(s: Script, node: ast.AST | None) -> bool:
-    """Whether a sampler gives each rank a part of its own."""
-    if comes_from(s, node, "DistributedSampler") or depends_on_rank(s, node):
-        return True
-    made = [one for one in s.origins(node) if isinstance(one, ast.Call)] if node else []
-    return any("distributed" in identifier(one.func) for one in made)
+def is_split(t: Machine) -> bool:
+    """Whether ranks share a model in another way than by copies: some of them need the same data."""
+    return any(name in t.named for name in SHARED_OTHERWISE) or bool(managing(t))
 
 
-@rule("wrong")
-def sampler(s: Script) -> Found:
-    """Has each rank its own part of the data? Else all train on the same images, N times for nothing."""
-    if not s.find("init_process_group", *WRAPPERS) or is_managed(s) or is_parallel_otherwise(s):
-        return
-    for call in s.find("DataLoader"):
-        given = argument(s, call, "sampler", 3)
-        batches = argument(s, call, "batch_sampler", 4)
-        whole = _takes_all(s, given) and is_literal(batches, None)
-        known = _data_is_known(s, argument(s, call, "dataset", 0))
-        trains = _trains_on(s, call) and not serves_evaluation(s, call)
-        if whole and known and trains and "all" in who(s, call):
-            yield call, "each rank gets all the data: pass sampler=DistributedSampler(...)"
+def loaders_of(t: Machine, sampler: Thing) -> list[Thing]:
+    found = []
+    for event in t.named["DataLoader"]:
+        for name, place in (("sampler", 3), ("batch_sampler", 4)):
+            given = event.call.get(name, place)
+            if isinstance(event.of, Thing) and any(
+                one is sampler or samples(one, sampler) for one in each(given)
+            ):
+                found.append(event.of)
+    return found
 
 
-def _takes_all(s: Script, given: ast.expr | None) -> bool:
-    if is_literal(given, None):
-        return True
-    return comes_from(s, given, "RandomSampler", "SequentialSampler") and not own_sampler(s, given)
+def samples(batches: Value, sampler: Thing) -> bool:
+    """Whether a batch sampler of the script was made with a sampler."""
+    return (
+        isinstance(batches, Thing)
+        and batches.call is not None
+        and any(one is sampler for given in batches.call.given() for one in each(given))
+    )
 
 
-def _data_is_known(s: Script, data: ast.expr | None) -> bool:
-    """Whether a data set neither depends on the rank nor yields its items in an order of its own."""
-    if data is None or depends_on_rank(s, data):
+def goes_through(t: Machine, loader: Thing) -> list[Event]:
+    return [one for one in t.named["iterate"] if one.of is loader]
+
+
+def trained_on(t: Machine, event: Event) -> bool:
+    """Whether a loader that is gone through there is trained on."""
+    own = [loop for loop in event.loops if is_over(loop.over, event.of)] or list(event.loops[-1:])
+    return any(trains(t, loop.node) for loop in own)
+
+
+def training_rounds(t: Machine, event: Event) -> bool:
+    """Whether it is, more than once."""
+    if not trained_on(t, event):
         return False
-    for kind in s.classes_of(data):
-        names = {identifier(one) for part in s.bases(kind) for one in ast.walk(part)}
-        if any("iterable" in name or is_rank(ast.Name(name)) for name in names) or "get_rank" in names:
-            return False
-    words = ast.unparse(data).lower()
-    return not any(word in words for word in ("iter", "stream", "shard", "wds", "webdataset"))
+    outer = event.loops[:-1] if event.loops and is_over(event.loops[-1].over, event.of) else event.loops
+    return any(is_many(loop.over) for loop in outer)
 
 
-def _trains_on(s: Script, call: ast.Call) -> bool:
-    """Whether a loader is one to train on: by its name, or because all others serve evaluation."""
-    assignments = [one for one in s.above(call) if isinstance(one, ast.Assign)]
-    named = any("train" in dotted(target) for one in assignments for target in one.targets)
-    others = [one for one in s.find("DataLoader") if one is not call and not serves_evaluation(s, one)]
-    return bool(methods(s, "backward")) and (named or not others)
+def is_over(over: Value | None, loader: Value | None) -> bool:
+    """Whether a loop goes through that loader, perhaps counted or shown."""
+    for one in each(over):
+        if one is loader:
+            return True
+        inner = [one.inner] if isinstance(one, Thing) and one.kind in ("enumerate", "iter") else []
+        inner += one.call.args if isinstance(one, Thing) and one.kind == "zip" else []
+        if any(is_over(part, loader) for part in inner):
+            return True
+    return False
 
 
-@rule("wrong")
-def share(s: Script) -> Found:
-    """Do the samplers of all ranks agree? Else their parts overlap, and some images are never seen."""
-    for call in s.find("DistributedSampler"):
-        rank = argument(s, call, "rank", 2)
-        seed = argument(s, call, "seed", 4)
-        if rank is not None and is_local(s, rank) and not is_literal(rank, None):
-            yield call, "its rank is a local rank: the second machine gets the images of the first"
-        if seed is not None and depends_on_rank(s, seed):
-            yield call, "its seed depends on the rank: each rank deals from another order, and parts overlap"
+def is_many(over: Value | None) -> bool:
+    if isinstance(over, Thing) and over.kind == "range":
+        return plain(over.call.args[-1] if over.call.args else None) != 1
+    return True
 
 
-@rule("wrong")
-def shuffle(s: Script) -> Found:
-    """Is it the sampler that shuffles? Else the loader, told twice, ends with a ValueError."""
-    for call in s.find("DataLoader"):
-        given = argument(s, call, "sampler", 3)
-        shuffles = argument(s, call, "shuffle", 2)
-        if not _may_be_none(s, given) and is_literal(shuffles, True):
-            yield call, "shuffle=True beside a sampler: leave it out, the sampler shuffles"
+@rule("RC201", "wrong", "08")
+def sampler(t: Machine) -> Answers:
+    """Has each rank its own part of the data? Else all train on the same images, N times for nothing.
 
-
-def _may_be_none(s: Script, given: ast.expr | None) -> bool:
-    return given is None or any(
-        is_literal(one, None) for one in s.origins(given) if isinstance(one, ast.expr)
-    )
-
-
-@rule("wrong")
-def epoch(s: Script) -> Found:
-    """Does the sampler hear of each epoch? Else the order of the first one repeats for ever."""
-    ours = [one for one in s.find("DistributedSampler") if not serves_evaluation(s, one)]
-    ours = [one for one in ours if not is_literal(argument(s, one, "shuffle", 3), False)]
-    told = [one for one in s.calls if identifier(one.func) == "set_epoch" and one.args]
-    if not ours or is_managed(s) or not _has_epochs(s):
+    Wrong:
+        loader = DataLoader(data, shuffle=True)
+    Right:
+        sampler = DistributedSampler(data)
+        loader = DataLoader(data, sampler=sampler)
+    """
+    if is_managed(t) or is_split(t) or not t.together:
         return
-    if not any(in_loop(s, one) and not isinstance(one.args[0], ast.Constant) for one in told):
-        yield (told or ours)[0], "call sampler.set_epoch(epoch) at the start of each epoch"
+    for event in t.named["DataLoader"]:
+        loader = event.of
+        assert isinstance(loader, Thing)
+        used = [one for one in goes_through(t, loader) if trained_on(t, one)]
+        if not used or not everyone(t, event):
+            continue
+        given = event.call.get("sampler", 3)
+        whole_batches = "batch_size" in event.call.keywords and is_none(event.call.get("batch_size"))
+        if not is_none(event.call.get("batch_sampler", 4)) or not takes_all(given) or event.call.more:
+            continue
+        if whole_batches or not t.named["optimizer.step"] + t.named["scaler.step"]:
+            continue
+        data = event.call.get("dataset", 0)
+        if not is_whole(data) and not is_by_index(event, data):
+            if data is not None and data.note("unread"):
+                yield Unasked(f"the data set is made by {data.note('unread')}")
+            continue
+        yield at(event, "each rank gets all the data: pass sampler=DistributedSampler(...)")
 
 
-def _has_epochs(s: Script) -> bool:
-    """Whether the script goes over its data more than once: a loop over epochs."""
-    loops = [one for one in s.nodes if isinstance(one, ast.For)]
-    return any("epoch" in identifier(part) for one in loops for part in ast.walk(one.target)) or any(
-        "epoch" in identifier(part) for one in loops for part in ast.walk(one.iter)
+def takes_all(given: Value | None) -> bool:
+    if given is None:
+        return True
+    return all(
+        is_none(one) or isinstance(one, Thing) and one.kind == "other sampler" and not one.vary & DIFFERS
+        for one in each(given)
+    ) and not any(isinstance(one, Thing) and one.kind == "sampler" for one in each(given))
+
+
+def is_by_index(event: Event, data: Value | None) -> bool:
+    """Whether a data set that is not read is shuffled by its loader, so that it is no part and no stream."""
+    shuffles = plain(event.call.get("shuffle", 2)) is True or bool(
+        things(event.call.get("sampler", 3), "other sampler")
+    )
+    if data is None or not shuffles or data.vary & DIFFERS:
+        return False
+    return all(bool(one.note("unread")) for one in each(data))
+
+
+def is_whole(data: Value | None) -> bool:
+    """Whether a data set is known to be the same on all ranks, and to be taken by index."""
+    if data is None or data.vary & (DIFFERS | UNKNOWN):
+        return False
+    for one in each(data):
+        if not isinstance(one, Thing) or one.kind not in ("dataset", "instance", "subset"):
+            return False
+        if one.made is not None and names_ranks(one.made.body):
+            return False
+        if (
+            one.kind == "instance"
+            and one.made is not None
+            and not any("__getitem__" in part.frame.locals for part in one.made.family())
+        ):
+            return False
+    return True
+
+
+def names_ranks(body: ast.AST) -> bool:
+    words = {getattr(one, "id", getattr(one, "attr", getattr(one, "arg", ""))) for one in ast.walk(body)}
+    return any(
+        isinstance(word, str) and ("rank" in word or "world" in word or "replica" in word) for word in words
     )
 
 
-@rule("wrong")
-def seeds(s: Script) -> Found:
+@rule("RC202", "wrong", "08")
+def share(t: Machine) -> Answers:
+    """Do the samplers of all ranks agree? Else their parts overlap, and some images are never seen.
+
+    Wrong:
+        DistributedSampler(data, world_size, rank=local_rank)
+    Right:
+        DistributedSampler(data, world_size, rank=rank)
+    """
+    for event in t.named["sampler"]:
+        rank, seed = event.call.get("rank", 2), event.call.get("seed", 4)
+        if (
+            role(rank) in ("local rank", "remainder")
+            and role(event.call.get("num_replicas", 1)) != "local world"
+        ):
+            yield at(event, "its rank is a local rank: the second machine gets the images of the first")
+        elif rank is not None and is_split_rank(t, event):
+            yield at(
+                event,
+                "its rank is the global one, though ranks of one tensor-parallel group need the same data",
+            )
+        if seed is not None and seed.vary & DIFFERS:
+            yield at(
+                event, "its seed depends on the rank: each rank deals from another order, and parts overlap"
+            )
+    for event in t.named["random shard"]:
+        yield at(event, "each rank takes its part of an order of its own: shuffle with one seed for all")
+
+
+def is_split_rank(t: Machine, event: Event) -> bool:
+    return "parallelize_module" in t.named and role(event.call.get("rank", 2)) == "rank"
+
+
+@rule("RC203", "wrong", "08")
+def shuffle(t: Machine) -> Answers:
+    """Is it the sampler that shuffles? Else the loader, told twice, ends with a ValueError.
+
+    Wrong:
+        DataLoader(data, sampler=sampler, shuffle=True)
+    Right:
+        DataLoader(data, sampler=sampler)
+    """
+    for event in t.named["DataLoader"]:
+        given = event.call.get("sampler", 3)
+        if (
+            plain(event.call.get("shuffle", 2)) is True
+            and things(given, "sampler", "other sampler")
+            and not any(is_none(one) for one in each(given))
+        ):
+            yield at(event, "shuffle=True beside a sampler: leave it out, the sampler shuffles")
+
+
+@rule("RC204", "wrong", "08")
+def epoch(t: Machine) -> Answers:
+    """Does the sampler hear of each epoch? Else the order of the first one repeats for ever.
+
+    Wrong:
+        for epoch in range(epochs):
+            for batch in loader: ...
+    Right:
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for batch in loader: ...
+    """
+    told = t.named["set_epoch"]
+    for event in t.named["sampler"]:
+        sampler = event.of
+        assert isinstance(sampler, Thing)
+        if plain(event.call.get("shuffle", 3)) is False or event.again:
+            continue
+        loaders = loaders_of(t, sampler)
+        rounds = [one for loader in loaders for one in goes_through(t, loader) if not loader.note("managed")]
+        rounds = [one for one in rounds if training_rounds(t, one)]
+        if not rounds:
+            continue
+        mine = [one for one in told if tells(one, sampler, loaders)]
+        if any(one.loops and not isinstance(one.result, Const) for one in mine):
+            continue
+        if mine:
+            yield at(mine[0], "the sampler is told the same number in each epoch, so the same order repeats")
+        elif escaped(sampler, *loaders):
+            yield Unasked(f"the sampler is handed to {escaped(sampler, *loaders)}")
+        else:
+            yield at(event, "call sampler.set_epoch(epoch) at the start of each epoch")
+
+
+def tells(event: Event, sampler: Thing, loaders: list[Thing]) -> bool:
+    known = [one for one in each(event.of) if isinstance(one, Thing)] if event.of is not None else []
+    return not known or any(one is sampler or one in loaders or samples(one, sampler) for one in known)
+
+
+@rule("RC205", "wrong", "11")
+def resumed(t: Machine) -> Answers:
+    """Does the sampler go on with the epoch of the checkpoint? Else a resumed run repeats its orders.
+
+    Wrong:
+        for count, epoch in enumerate(range(first, epochs)):
+            sampler.set_epoch(count)
+    Right:
+        for epoch in range(first, epochs):
+            sampler.set_epoch(epoch)
+    """
+    for event in t.named["set_epoch"]:
+        number = event.result
+        if number is None or number.vary & (SAVED | UNKNOWN) or isinstance(number, Const):
+            continue
+        for loop in event.loops:
+            if loop.over is not None and is_resumed(loop.over) and (number.vary & ROUND):
+                yield at(
+                    event,
+                    "after a resume this counts from 0 again, though the epochs go on: pass the epoch itself",
+                )
+                break
+
+
+def is_resumed(over: Value) -> bool:
+    for one in each(over):
+        if isinstance(one, Thing) and one.kind == "range":
+            if one.call.args and (
+                one.call.args[0].note("rest") or len(one.call.args) > 1 and one.call.args[0].vary & SAVED
+            ):
+                return True
+        elif isinstance(one, Thing) and one.kind == "enumerate" and one.inner is not None:
+            if is_resumed(one.inner):
+                return True
+        elif not isinstance(one, Thing) and one.vary & SAVED and one.test is not None:
+            return True
+    return False
+
+
+@rule("RC206", "wrong", "10")
+def seeds(t: Machine) -> Answers:
     """Has each rank its own random numbers? Else all ranks and their workers augment alike.
 
     Copies of a model get the parameters of rank 0, so ranks may differ. A model that is sharded or split is
     initialized in parts: there all ranks need the same seed, and nothing is asked.
+
+    Wrong:
+        torch.manual_seed(seed)
+        ddp = DDP(model)
+    Right:
+        torch.manual_seed(seed + rank)
+        ddp = DDP(model)
     """
-    if not s.find("DistributedDataParallel") or is_parallel_otherwise(s) or s.find("fully_shard"):
-        return
-    if is_managed(s) or s.find("FullyShardedDataParallel"):
-        return
-    if _draws(s):
-        for name in SEEDING:
-            calls = [one for one in s.calls if s.call_name(one) == name and "all" in who(s, one)]
-            calls = [one for one in calls if not _is_for_an_order(s, one)]
-            every = [one for one in s.calls if s.call_name(one) == name]
-            if name == "torch.manual_seed":
-                every += _of_default_generators(s)
-            if calls and not any(seeds_differ(s, one) for one in every):
-                yield (
-                    calls[0],
-                    f"{name} gets the same seed on each rank: add the rank once the model is built",
+    for event in t.named["DataLoader"]:
+        loader = event.of
+        assert loader is not None
+        for seed in loader.note("seeds") or ():
+            if seed.of is not None and not seed.of.vary & (DIFFERS | UNKNOWN):
+                yield Found(
+                    seed.node,
+                    seed.frame.source,
+                    "worker k of each rank gets the same seed: add the rank, or use torch.initial_seed()",
                 )
-    for call in s.find("DataLoader"):
-        made = [one for one in methods(s, "manual_seed") if comes_from(s, receiver(one), "Generator")]
-        alike = comes_from(s, argument(s, call, "generator"), "Generator")
-        if alike and argument(s, call, "num_workers", 5) and not any(seeds_differ(s, one) for one in made):
-            yield call, "its generator has the same seed on each rank, and so have the workers"
-
-
-def _of_default_generators(s: Script) -> list[ast.Call]:
-    """``torch.default_generator.manual_seed(...)`` and the like: they seed what a model draws from."""
-    seeding = [one for one in s.calls if identifier(one.func) == "manual_seed"]
-    return [one for one in seeding if not comes_from(s, receiver(one), "Generator")]
-
-
-def _is_for_an_order(s: Script, seeding: ast.Call) -> bool:
-    """Whether the next line shuffles or splits data: that all ranks must do alike."""
-    statement = s.statement_of(seeding)
-    block = getattr(s.parent(statement) if statement else None, "body", [])
-    if statement not in block:
-        return False
-    after = block[block.index(statement) + 1 : block.index(statement) + 2]
-    names = [identifier(one.func) for line in after for one in ast.walk(line) if isinstance(one, ast.Call)]
-    return any(name in ("shuffle", "sample", "permutation", "randperm", "random_split") for name in names)
-
-
-def _draws(s: Script) -> bool:
-    """Whether training draws random numbers on each rank: augmentation, or dropout."""
-    for call in s.calls:
-        name = identifier(call.func)
-        if name.startswith(AUGMENTING) and name not in ("random_split", "randperm"):
-            return True
-    return False
-
-
-@rule("wrong")
-def split(s: Script) -> Found:
-    """Is data split alike on all ranks? Else one rank trains on what another one tests."""
-    if not is_distributed(s):
+        generator = event.call.get("generator")
+        if (
+            things(generator, "generator")
+            and generator is not None
+            and not generator.vary & (DIFFERS | UNKNOWN)
+        ):
+            workers = event.call.get("num_workers", 5)
+            if (
+                workers is not None
+                and plain(workers) != 0
+                and things(event.call.get("sampler", 3), "sampler")
+            ):
+                yield at(event, "its generator has the same seed on each rank, and so have the workers")
+    if is_managed(t) or is_split(t) or "fully_shard" in t.named or "fsdp" in t.named or "ddp" not in t.named:
         return
-    for call in s.find("random_split"):
-        generator = argument(s, call, "generator", 2)
-        seeds_before = [
-            one for one in s.calls if s.call_name(one) in ("torch.manual_seed", "seed_everything")
-        ]
-        seeded = [one for one in s.calls if "seed" in identifier(one.func)]
-        if generator is None and "all" in who(s, call):
-            if not seeded:
-                yield call, "random_split without a seed: each rank splits the data in another way"
-            elif seeds_before and all(seeds_differ(s, one) for one in seeds_before):
-                yield call, "random_split after a seed that differs by rank: each rank splits in another way"
-
-
-@rule("wrong")
-def download(s: Script) -> Found:
-    """Does one rank download? Else all write into the same files, and some read them half-written."""
-    if not is_distributed(s):
+    if not any((is_layer(one) or is_step(t, one)) for one in t.named["draw"]):
         return
-    for call in s.calls:
-        downloads = any(one.arg == "download" and is_literal(one.value, True) for one in call.keywords)
-        if downloads and "all" in who(s, call) and not _after_a_barrier(s, call):
-            yield (
-                call,
-                "every rank downloads: let one of each machine do it, and the others wait at a barrier",
+    seeded = [
+        one for one in t.named["seed"] if one.of is not None and everyone(t, one) and not is_none(one.of)
+    ]
+    ours = [one for one in seeded if one.result is not None and one.result.name in ("torch", "all")]
+    if (
+        ours
+        and t.seeds.get("torch") == "same"
+        and not any(one.of is not None and one.of.vary & (DIFFERS | UNKNOWN) for one in ours)
+    ):
+        yield at(
+            ours[0],
+            "all ranks draw the same random numbers: add the rank to the seed once the model is built",
+        )
+
+
+def is_layer(draw: Event) -> bool:
+    """Dropout, or a transform that augments: used in each step."""
+    return draw.of is None
+
+
+def is_step(t: Machine, draw: Event) -> bool:
+    """Whether torch draws there, in the loop that trains."""
+    of_torch = draw.result is not None and draw.result.name == "torch"
+    return of_torch and any(trains(t, loop.node) for loop in draw.loops)
+
+
+@rule("RC207", "wrong", "10")
+def split(t: Machine) -> Answers:
+    """Is data split alike on all ranks? Else one rank trains on what another one tests.
+
+    Wrong:
+        torch.manual_seed(seed + rank)
+        train, test = random_split(data, [0.9, 0.1])
+    Right:
+        train, test = random_split(data, [0.9, 0.1], torch.Generator().manual_seed(seed))
+    """
+    for event in t.named["random_split"]:
+        if not everyone(t, event) or not is_together(t) or event.result is None:
+            continue
+        if event.result.name == "differs":
+            yield at(event, "random_split after a seed that differs by rank: each rank splits in another way")
+        elif event.result.name == "none" and not t.unread_seed():
+            yield at(event, "random_split without a seed: each rank splits the data in another way")
+        elif event.result.name == "none":
+            yield Unasked("a function that is not read may set the seed")
+
+
+@rule("RC208", "wrong", "08")
+def download(t: Machine) -> Answers:
+    """Does one rank download, and do the others wait? Else files are written twice, or read too early.
+
+    Wrong:
+        data = CIFAR10(root, download=True)
+    Right:
+        if local_rank == 0:
+            CIFAR10(root, download=True)
+        dist.barrier()
+        data = CIFAR10(root)
+    """
+    if not is_together(t):
+        return
+    fetched: list[Event] = []
+    for event in t.named["dataset"]:
+        fetches = plain(event.call.get("download")) is True
+        kinds = who(t, event)
+        earlier = [one for one in fetched if same_data(one, event)]
+        between = any(
+            one.meets and any(one.number > first.number for first in earlier)
+            for one in t.events
+            if one.number < event.number and one.name not in ("init_process_group",)
+        )
+        ordered = any(
+            one.meets and one.number < event.number and who(t, one) in ("others", "one", "local one")
+            for one in t.events
+        )
+        if fetches and kinds == "all" and not ordered and not (earlier and between):
+            yield at(
+                event, "every rank downloads: let one of each machine do it, and the others wait at a barrier"
+            )
+        elif not fetches and kinds == "all" and earlier and not between and event.frame is earlier[0].frame:
+            yield at(
+                event,
+                "the other ranks may read before the one that downloads is done: let all wait at a barrier",
+            )
+        if fetches and kinds in ("one", "local one"):
+            fetched.append(event)
+
+
+def same_data(first: Event, second: Event) -> bool:
+    one, other = first.of, second.of
+    return (
+        isinstance(one, Thing)
+        and isinstance(other, Thing)
+        and one.inner is not None
+        and other.inner is not None
+        and one.inner.name == other.inner.name
+    )
+
+
+@rule("RC209", "wrong", "07")
+def reduce(t: Machine) -> Answers:
+    """Are the counts of all ranks joined? Else rank 0 reports the accuracy of its own part.
+
+    Wrong:
+        correct += (scores.argmax(1) == y).sum()
+        print(correct / total)
+    Right:
+        dist.all_reduce(correct)
+        dist.all_reduce(total)
+        print(correct / total)
+    """
+    if is_managed(t):
+        return
+    for event in t.named["say"]:
+        if who(t, event) not in ("one", "local one", "all"):
+            continue
+        told = [part for one in event.call.given() for part in inside(one)]
+        own = [one for one in told if is_measured_alone(one)]
+        says_who = any(one.vary & RANK for one in event.call.given())
+        if own and not says_who and not any(is_data(loop.over) for loop in event.loops):
+            yield at(
+                event, "this was measured on the part of one rank: all_reduce its sums and counts before"
             )
 
 
-def _after_a_barrier(s: Script, call: ast.Call) -> bool:
-    """Whether some ranks wait before: ``if rank != 0: barrier()``, or a ``with`` that orders the ranks."""
-    for around in s.above(call):
-        if isinstance(around, ast.With) and "range" not in ast.unparse(around.items[0].context_expr):
-            words = ast.unparse(around.items[0].context_expr).lower()
-            if any(word in words for word in ("first", "main", "rank", "lock", "zero")):
-                return True
-    barriers = [one for one in s.find("barrier") if may_follow(s, one, call)]
-    others = [
-        one for one in s.calls if "download" in {keyword.arg for keyword in one.keywords} and one is not call
-    ]
-    first = any(guards(s, one) and may_follow(s, one, call) for one in others)
-    return any(guards(s, one) for one in barriers) or (bool(barriers) and first)
+def is_measured_alone(value: Value) -> bool:
+    """Whether it is an evaluation of one rank's part, and no loss of the training."""
+    measured = value.vary & MEASURED and value.vary & OWN and not value.vary & (UNKNOWN | RANK)
+    return bool(measured) and not any(one.grad for one in value.src)
 
 
-@rule("wrong")
-def reduce(s: Script) -> Found:
-    """Are the counts of all ranks joined? Else rank 0 reports the accuracy of its own part."""
-    if not _evaluates_in_parts(s) or is_managed(s) or is_opaque(s):
-        return
-    for function in evaluators(s):
-        around = around_calls(s, function)
-        names = {s.call_name(one) for one in around}
-        joined = any(one.startswith("torch.distributed.") and one.endswith(REDUCING) for one in names)
-        hidden = any(identifier(one.func) in ("gather", "reduce", "sync", "synchronize") for one in around)
-        if not joined and not hidden and _says_something(s, function):
-            yield function, f"{function.name} joins nothing: all_reduce its sums and counts"
-
-
-def _says_something(s: Script, function: Function) -> bool:
-    """Whether a function returns what it measured, or prints it."""
-    says = any(
-        identifier(one.func) in ("print", "info", "log")
-        for one in ast.walk(function)
-        if isinstance(one, ast.Call)
-    )
-    return says or bool(s.results(function))
-
-
-def _evaluates_in_parts(s: Script) -> bool:
-    """Whether each rank evaluates a part of the data."""
-    samplers = [one for one in s.find("DistributedSampler") if serves_evaluation(s, one)]
-    loaders = [one for one in s.find("DataLoader") if serves_evaluation(s, one)]
-    parts = any(depends_on_rank(s, argument(s, one, "dataset", 0)) for one in loaders)
-    return bool(samplers) or parts
-
-
-@rule("wrong")
-def once(s: Script) -> Found:
-    """Does each test image count once? Else DistributedSampler repeats some, to give each rank as many."""
-    for call in s.find("DistributedSampler"):
-        if serves_evaluation(s, call) and not is_literal(argument(s, call, "drop_last", 5), True):
-            yield call, "it pads the test set: give each rank range(rank, len(data), world_size)"
-
-
-@rule("wrong")
-def mode(s: Script) -> Found:
-    """Is evaluation in eval mode, training not? Else dropout blurs the accuracy, or stays off for good."""
-    if not is_distributed(s) or is_opaque(s):
-        return
-    for function in evaluators(s):
-        if s.is_main(function) and not _calls_eval(s, function):
-            yield function, f"{function.name} does not call eval()"
-    evals = [one for one in methods(s, "eval") if in_loop(s, one) and not one.args]
-    trains = calls_anything(s, "train") and any(
-        identifier(one.func) == "train" and isinstance(one.func, ast.Attribute) for one in s.calls
-    )
-    if evals and methods(s, "backward") and not trains and not _trains_in(s, evals):
-        yield evals[0], "nothing calls train() after this eval()"
-
-
-def _calls_eval(s: Script, function: Function) -> bool:
-    for call in around_calls(s, function):
-        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if method == "eval" or (method == "train" and call.args):  # `model.train(False)`
+def is_data(over: Value | None) -> bool:
+    """Whether a loop goes through batches."""
+    for one in each(over):
+        if isinstance(one, Thing) and (
+            one.kind in ("loader",)
+            or one.kind in ("enumerate", "iter", "zip")
+            and (is_data(one.inner) or any(map(is_data, one.call.args)))
+        ):
+            return True
+        if one.vary & OWN:
             return True
     return False
 
 
-def _trains_in(s: Script, evals: list[ast.Call]) -> bool:
-    """Whether a part of the model is in eval mode on purpose while it trains."""
-    functions = [s.function_of(one) for one in evals]
-    return any(one is not None and methods(s, "backward", one) for one in functions)
+@rule("RC210", "wrong", "12")
+def mean(t: Machine) -> Answers:
+    """Are sums and counts joined, not means? Else a rank with few items counts as much as others.
+
+    Wrong:
+        mean = loss_sum / tokens
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    Right:
+        dist.all_reduce(loss_sum)
+        dist.all_reduce(tokens)
+        mean = loss_sum / tokens
+    """
+    for event in t.events:
+        if (
+            event.name in ("all_reduce", "reduce", "all_gather", "gather")
+            and event.result is not None
+            and event.result.vary & DIVIDED
+        ) and not event.result.vary & UNKNOWN:
+            yield at(
+                event, "a mean of means: ranks have unequal numbers of items, so join the sums and the counts"
+            )
 
 
-@rule("slow")
-def no_grad(s: Script) -> Found:
-    """Is evaluation free of gradients? Else it keeps every activation for a backward that never comes."""
-    if not is_distributed(s) or is_opaque(s):
-        return
-    off = ("no_grad", "inference_mode", "set_grad_enabled")
-    for function in evaluators(s):
-        called = {identifier(one.func) for one in around_calls(s, function)}
-        named = {identifier(one) for one in getattr(function, "decorator_list", [])}
-        if s.is_main(function) and not called & set(off) and not named & set(off):
-            yield function, f"{function.name} does not call no_grad()"
+@rule("RC211", "style", "07")
+def once(t: Machine) -> Answers:
+    """Does each test image count once? Else DistributedSampler repeats some, to give each rank as many.
+
+    Wrong:
+        DataLoader(test, sampler=DistributedSampler(test))
+    Right:
+        DataLoader(Subset(test, range(rank, len(test), world_size)))
+    """
+    for event in t.named["sampler"]:
+        sampler = event.of
+        assert isinstance(sampler, Thing)
+        if plain(event.call.get("drop_last", 5)) is True:
+            continue
+        used = [one for loader in loaders_of(t, sampler) for one in goes_through(t, loader)]
+        if (
+            used
+            and not any(trained_on(t, one) for one in used)
+            and any(other.name == "forward" and not t_has_grad(other) for other in t.events)
+        ):
+            yield at(event, "it pads the test set: give each rank range(rank, len(data), world_size)")
 
 
-RULES = (sampler, share, shuffle, epoch, seeds, split, download, reduce, once, mode, no_grad)
+def t_has_grad(event: Event) -> bool:
+    return not any(
+        (one.inner.name if isinstance(one, Thing) and isinstance(one.inner, Lib) else one.name)
+        in ("no_grad", "inference_mode")
+        for one in event.contexts
+    )
+
+
+RULES = (sampler, share, shuffle, epoch, resumed, seeds, split, download, reduce, mean, once)

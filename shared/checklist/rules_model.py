@@ -1,334 +1,815 @@
-"""Questions to a training script: its model and how it learns. Taught in lesson 10.
-
-Each rule yields (place, what is wrong there). Its docstring asks, and says what happens else.
-"""
+"""Questions about the model: whether its gradients are averaged, and how it learns."""
 
 import ast
 
-from .files import Function
-from .ranks import callers, direct_calls, identifier, is_inside, loop_of, may_follow
-from .rule import Found, rule
-from .script import Script, dotted
-from .torch_calls import (
-    REDUCING,
-    SHARDING,
-    WRAPPERS,
-    argument,
-    calls_anything,
-    comes_from,
-    is_literal,
+from .conditions import Condition, Leaf, apart, both, negate
+from .machine import Machine
+from .names import words
+from .rule import (
+    Answers,
+    Found,
+    Unasked,
+    at,
+    compatible,
+    escaped,
+    everyone,
+    in_turn,
     is_managed,
-    is_opaque,
-    is_parallel_otherwise,
-    is_wrapped,
-    methods,
-    receiver,
+    is_together,
+    line,
+    rule,
+    trains,
+    ways,
+    who,
+)
+from .rules_data import is_data, t_has_grad
+from .rules_hangs import lonely
+from .state import Call, Event, Guard
+from .values import (
+    GRADIENT,
+    HALF,
+    OWN,
+    UNKNOWN,
+    Choice,
+    Const,
+    Items,
+    Lib,
+    Role,
+    Thing,
+    Value,
+    each,
+    inside,
+    is_none,
+    plain,
+    role,
+    things,
 )
 
-CONVERTING = ("convert_sync_batchnorm", "convert_batch_norm", "convert_syncbn_model")
-NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "resnet18", "resnet34", "resnet50", "resnet101")
-SMALL_BATCH = 16
-MOST_PARTS = 2000
-LOSSES = (
-    "cross_entropy",
-    "nll_loss",
-    "mse_loss",
-    "bce_with_logits",
-    "binary_cross_entropy_with_logits",
-    "l1_loss",
+WRAPS = words(
+    """
+    ddp fsdp fully_shard replicate accelerator fabric trainer deepspeed parallelize_module
+    """
 )
-LOSS_NAMES = ("criterion", "loss_fn", "loss_func", "loss_function", "criterion_fn")
 
 
-@rule("wrong")
-def wrap(s: Script) -> Found:
-    """Are the gradients averaged? Else each rank trains a model of its own."""
-    backward = [one for one in methods(s, "backward") if s.is_main(one)]
-    if not backward or not s.find("init_process_group") or is_managed(s) or is_opaque(s):
+@rule("RC301", "wrong", "08")
+def group(t: Machine) -> Answers:
+    """Does each process join a group? Else the first collective fails, or each process trains alone.
+
+    Wrong:
+        ddp = DDP(model)
+    Right:
+        dist.init_process_group()
+        ddp = DDP(model)
+    """
+    if t.joined or is_managed(t) or t.unread or not is_whole_program(t):
         return
-    by_hand = s.find(*REDUCING) and any(getattr(one, "attr", "") == "grad" for one in s.nodes)
-    wrapped = calls_anything(s, *(name.lower() for name in (*WRAPPERS, *SHARDING, "DDP", "FSDP")))
-    if not by_hand and not wrapped and not is_parallel_otherwise(s):
-        yield backward[0], "no DistributedDataParallel, FSDP or fully_shard averages these gradients"
-
-
-@rule("wrong")
-def order(s: Script) -> Found:
-    """Is the model complete when it is wrapped, sharded before the optimizer? Else they hold old tensors."""
-    wrappers = s.find(*WRAPPERS)
-    for call in [*methods(s, "to"), *methods(s, "cuda")]:
-        before = [one for one in wrappers if may_follow(s, one, call)]
-        if before and is_wrapped(s, receiver(call)) and not _is_new(s, call):
-            yield call, "moved after it was wrapped: move the model first"
-    for call in s.calls:
-        if s.call_name(call).startswith("torch.optim.") and call.args and identifier(call.func)[:1] != "_":
-            sharded = [one for one in s.find(*SHARDING) if may_follow(s, call, one)]
-            if sharded and "lr_scheduler" not in s.call_name(call):
-                yield (
-                    call,
-                    "the optimizer is made before the model is sharded: its parameters are replaced later",
-                )
-    yield from _replaced(s)
-
-
-def _is_new(s: Script, call: ast.Call) -> bool:
-    """Whether the result is something else than the wrapper: an input that is moved, say."""
-    value = receiver(call)
-    return not isinstance(value, ast.Name | ast.Attribute)
-
-
-def _replaced(s: Script) -> Found:
-    """Layers that are given to a model after it was wrapped: ``model.fc = nn.Linear(...)``."""
-    for node in s.nodes:
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+    for event in t.events:
+        if event.frame.source is not t.main:
             continue
-        target = node.targets[0]
-        made = [one for one in s.origins(node.value) if isinstance(one, ast.Call)]
-        layers = [one for one in made if s.call_name(one).startswith("torch.nn.")]
-        if not isinstance(target, ast.Attribute) or not layers or s.find(*WRAPPERS, among=made):
-            continue
-        if any(s.call_name(one).startswith(("torch.nn.parallel.", "torch.nn.utils.")) for one in layers):
-            continue
-        base = _root(target.value)
-        for wrapper in s.find(*WRAPPERS):
-            if may_follow(s, wrapper, node) and wrapper.args and _same_model(s, base, wrapper):
-                yield node, "a layer is replaced after the model was wrapped: its gradients are not averaged"
-                break
+        needs = event.name in ("ddp", "fsdp") or (
+            event.meets and event.name in ("all_reduce", "barrier", "broadcast", "all_gather")
+        )
+        if needs and not event.uncalled:
+            yield at(event, "nothing joins the processes: there is no init_process_group")
+            return
 
 
-def _root(node: ast.expr) -> ast.expr:
-    """``ddp`` of ``ddp.module.encoder``; ``self.model`` of ``self.model.module``."""
-    while isinstance(node, ast.Attribute) and not (
-        isinstance(node.value, ast.Name) and node.value.id == "self"
-    ):
-        node = node.value
-    return node
+def is_whole_program(t: Machine) -> bool:
+    return not t.main.cells
 
 
-def _same_model(s: Script, base: ast.expr, wrapper: ast.Call) -> bool:
-    return is_wrapped(s, base) or dotted(base) == dotted(wrapper.args[0])
+@rule("RC302", "wrong", "08")
+def wrap(t: Machine) -> Answers:
+    """Are the gradients averaged? Else each rank trains a model of its own.
 
-
-@rule("wrong")
-def bypass(s: Script) -> Found:
-    """Does training call the wrapper? Else nothing is averaged, and no error tells."""
-    wrapped = [part for call in s.find(*WRAPPERS) for part in call.args[:1]]
-    models = {one for part in wrapped for one in s.origins(part)}
-    made = {one for one in models if isinstance(one, ast.Call) and not s.find(*WRAPPERS, among=[one])}
-    backward = [
-        one for one in s.calls if identifier(one.func) == "backward" and isinstance(one.func, ast.Attribute)
+    Wrong:
+        dist.init_process_group()
+        model(x).sum().backward()
+        optimizer.step()
+    Right:
+        ddp = DDP(model)
+        ddp(x).sum().backward()
+        optimizer.step()
+    """
+    joins = t.named["init_process_group"]
+    if not joins or is_managed(t) or any(name in t.named for name in WRAPS):
+        return
+    mine = bool(t.named["sampler"])
+    steps = [
+        one
+        for one in t.named["optimizer.step"] + t.named["scaler.step"]
+        if everyone(t, one) and one.number > joins[0].number
     ]
-    backward = [one for one in backward if _steps_beside(s, one)]
-    parts = {one for call in backward for one in _computed_from(s, _loss(call))}
-    for call in [one for one in s.calls if one in parts]:  # all that takes part in a loss
-        if _in_forward(s, call) or _is_wrapped_later(s, call) or not _is_near(s, call, backward):
-            continue
-        if getattr(call.func, "attr", "") == "module" and is_wrapped(s, receiver(call)):
-            yield call, "the module inside the wrapper is called: call the wrapper"
-        for one in [call.func, *_called_inside(s, call)]:
-            if _is_unwrapped(s, one):
-                yield call, "the module inside the wrapper is called: call the wrapper"
-            plain = isinstance(one, ast.Name | ast.Attribute) and not made.isdisjoint(s.origins(one))
-            if plain and not comes_from(s, one, *WRAPPERS) and not _has_own_wrapper(s, one):
-                yield call, "the model computes this loss, not its wrapper"
-
-
-def _computed_from(s: Script, loss: ast.expr) -> list[ast.AST]:
-    """All that takes part in a value, but not how the objects were made whose methods are called."""
-    seen: dict[ast.AST, None] = {}
-    todo: list[ast.AST] = [loss]
-    while todo and len(seen) < MOST_PARTS:
-        one = todo.pop()
-        if one in seen:
-            continue
-        seen[one] = None
-        if not isinstance(one, ast.Call) or not any(_is_forward(function) for function in s.callees(one)):
-            todo += s.origins(one)[1:]
-        if not isinstance(one, ast.Call):
-            todo += ast.iter_child_nodes(one)
-        elif not any(isinstance(part, ast.ClassDef) for part in s.definitions_of(one)):
-            todo += [*one.args, *(part.value for part in one.keywords)]
-            todo += [one.func.value] if isinstance(one.func, ast.Attribute) else []
-    return list(seen)
-
-
-def _in_forward(s: Script, call: ast.Call) -> bool:
-    """Whether a model calls its own parts."""
-    return _is_forward(s.function_of(call))
-
-
-def _is_forward(function: ast.AST | None) -> bool:
-    return getattr(function, "name", "") in ("forward", "__call__")
-
-
-def _steps_beside(s: Script, backward: ast.Call) -> bool:
-    """Whether an optimizer steps in the same function: then it is training, and no measurement."""
-    place = s.function_of(backward) or s.module_of(backward).tree
-    return any(identifier(one.func) == "step" for one in direct_calls(s, place))
-
-
-def _is_near(s: Script, call: ast.Call, backward: list[ast.Call]) -> bool:
-    """Whether a call stands in a function that goes backward, or in one that such a function calls."""
-    places = {s.function_of(one) for one in backward}
-    function = s.function_of(call)
-    from_there = any(s.function_of(one) in places for one in callers(s, function)) if function else False
-    return function in places or from_there
-
-
-def _is_wrapped_later(s: Script, call: ast.Call) -> bool:
-    return any(may_follow(s, call, one) and loop_of(s, one) is None for one in s.find(*WRAPPERS))
-
-
-def _is_unwrapped(s: Script, node: ast.expr) -> bool:
-    """Whether a name stands for the module inside a wrapper, where there is one."""
-    if not isinstance(node, ast.Name | ast.Attribute) or getattr(node, "attr", "") == "module":
-        return False
-    inside = [one for one in s.origins(node)[1:] if isinstance(one, ast.Attribute) and one.attr == "module"]
-    return any(is_wrapped(s, one.value) for one in inside)
-
-
-def _called_inside(s: Script, call: ast.Call) -> list[ast.expr]:
-    """The arguments that a function of the script calls: ``model`` of ``step(model, x)``, if it is."""
-    found = []
-    for function in s.callees(call):
-        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-        if isinstance(s.parent(function), ast.ClassDef):
-            names = names[1:]
-        called = {dotted(one.func) for one in ast.walk(function) if isinstance(one, ast.Call)}
-        found += [one for name, one in zip(names, call.args, strict=False) if name in called]
-    return found
-
-
-def _loss(backward: ast.Call) -> ast.expr:
-    """``loss`` of ``loss.backward()`` and of ``accelerator.backward(loss)``."""
-    return backward.args[0] if backward.args else receiver(backward)
-
-
-def _has_own_wrapper(s: Script, node: ast.expr) -> bool:
-    """``fully_shard(model)`` changes the model in place."""
-    return bool(s.find("fully_shard"))
-
-
-@rule("wrong")
-def batchnorm(s: Script) -> Found:
-    """Is batch norm converted before DDP wraps it? Else small batches are normalized by themselves alone."""
-    converted = [one for one in s.calls if identifier(one.func) in CONVERTING]
-    for wrapper in s.find(*WRAPPERS):
-        late = [one for one in converted if may_follow(s, wrapper, one) and _converts(s, one, wrapper)]
-        if late:
-            yield late[0], "converted after it was wrapped: convert first"
-        elif (
-            s.find(*NORMS) and not any(identifier(one) in CONVERTING for one in s.nodes) and _small_batches(s)
-        ):
-            yield wrapper, "batch norm on batches this small: call convert_sync_batchnorm before"
-
-
-def _converts(s: Script, call: ast.Call, wrapper: ast.Call) -> bool:
-    given = call.args[0] if call.args else None
-    return given is not None and (is_wrapped(s, given) or dotted(given) == dotted(wrapper.args[0]))
-
-
-def _small_batches(s: Script) -> bool:
-    """Whether each rank trains on a few images at a time."""
-    found = []
-    for call in s.find("DataLoader"):
-        size = argument(s, call, "batch_size", 1)
-        numbers = [one for one in s.origins(size) if isinstance(one, ast.Constant)] if size else []
-        found += [one.value for one in numbers if type(one.value) is int]
-    return bool(found) and all(value <= SMALL_BATCH for value in found)
-
-
-@rule("wrong")
-def scaler(s: Script) -> Found:
-    """Is the GradScaler used as a whole? Else fp16 gradients vanish, or are clipped at another scale."""
-    if is_managed(s) or is_opaque(s):
+    backward = [
+        one for one in t.named["backward"] if everyone(t, one) and one.number > joins[0].number and one.loops
+    ]
+    backward = [
+        one
+        for one in backward
+        if mine or one.of is not None and one.of.vary & OWN and not one.of.vary & UNKNOWN
+    ]
+    if (
+        not steps
+        or not backward
+        or by_hand(t)
+        or any(is_activation(one) for name in SENDING for one in t.named[name])
+    ):
         return
-    for made in s.find("GradScaler"):
-        lacks = [name for name in ("scale", "step", "update") if not _scaler_method(s, name)]
-        if not any(identifier(node) == "autocast" for node in s.nodes):
-            lacks.append("autocast")
-        if calls_anything(s, "clip_grad_norm_", "clip_grad_norm") and not _scaler_method(s, "unscale_"):
-            lacks.append("unscale_")
-        if lacks and len(lacks) < 4:
-            yield made, f"a GradScaler without {', '.join(lacks)}"
+    hidden = next((name for name in t.unread if any(word in name.lower() for word in WRAPPING)), "")
+    models = [escaped(one.model) for one in backward[0].of.src] if backward[0].of is not None else []
+    hidden = hidden or next(filter(None, models), "")
+    if hidden:
+        yield Unasked(f"{hidden} is not read, and may wrap the model")
+    else:
+        yield at(backward[0], "no DistributedDataParallel, FSDP or fully_shard averages these gradients")
 
 
-def _scaler_method(s: Script, name: str) -> bool:
-    """Whether it is called on a GradScaler, or on what is named like one."""
-    for call in methods(s, name):
-        value = receiver(call)
-        if comes_from(s, value, "GradScaler") or "scaler" in identifier(value):
+AVERAGING = words(
+    """
+    all_reduce reduce_scatter_tensor all_reduce_coalesced broadcast all_gather all_gather_into_tensor
+    reduce reduce_scatter all_to_all_single
+    """
+)
+
+
+SENDING = ("send", "isend", "P2POp")
+
+
+def is_activation(event: Event) -> bool:
+    """Whether a part of a forward goes to another rank: then ranks share the model."""
+    sent = event.call.get("tensor", 1 if event.name == "P2POp" else 0)
+    return sent is not None and bool(sent.src or sent.vary & (UNKNOWN | GRADIENT))
+
+
+WRAPPING = words(
+    """
+    ddp parallel wrap distribut fsdp shard engine prepare
+    """
+)
+
+
+@rule("RC303", "wrong", "08")
+def order(t: Machine) -> Answers:
+    """Is the model complete when wrapped, and sharded before the optimizer? Else old tensors are held.
+
+    Wrong:
+        optimizer = Adam(model.parameters())
+        fully_shard(model)
+    Right:
+        fully_shard(model)
+        optimizer = Adam(model.parameters())
+    """
+    for event in t.events:
+        if event.name in ("fsdp", "fully_shard") and plain(event.call.get("use_orig_params")) is not True:
+            yield from made_too_early(t, event)
+        elif event.name == "move" and event.result is not None:
+            wrapped = wrapper_before(t, event)
+            if wrapped is not None and not is_moved_there(t, wrapped) and moves_to_gpu(event):
+                yield at(event, "moved after it was wrapped: move the model first")
+        elif event.name in ("set attribute", "set item"):
+            yield from replaced(t, event)
+        elif event.name == "requires_grad" and event.of is not None:
+            root = t.root(event.of)
+            if plain(event.result) is not False and was_frozen(t, root, event):
+                yield at(event, "unfrozen after the model was wrapped: DDP does not average its gradients")
+        elif event.name == "convert_sync_batchnorm" and wrapper_before(t, event) is not None:
+            yield at(event, "converted after it was wrapped: convert first")
+
+
+def made_too_early(t: Machine, shard: Event) -> Answers:
+    root = t.root(shard.of) if shard.of is not None else None
+    for event in t.named["optimizer"]:
+        if event.number > shard.number or event.again:
+            continue
+        held = [part for part in inside(event.call.get("params", 0)) if things(part, "parameters")]
+        if any(t.root(part) is root for part in held) and compatible(event, shard):
+            text = "the optimizer is made before the model is sharded: its parameters are replaced later"
+            yield at(event, text)
+
+
+def wrapper_before(t: Machine, event: Event) -> Thing | None:
+    """The wrapper of the model that something happens to, if it was made before."""
+    for one in each(event.of):
+        if isinstance(one, Thing) and one.kind == "ddp" and not one.note("managed"):
+            return one
+        wrapped = one.note("wrapper")
+        if isinstance(wrapped, Thing) and wrapped.kind == "ddp":
+            made = [other for other in t.named["ddp"] if other.result is wrapped]
+            if made and made[0].number < event.number and compatible(made[0], event):
+                return wrapped
+    return None
+
+
+def is_moved_there(t: Machine, wrapper: Thing) -> bool:
+    """Whether the model was on its device when it was wrapped, so that moving it again changes nothing."""
+    made = [one for one in t.named["ddp"] if one.result is wrapper]
+    if made and not is_none(made[0].call.get("device_ids", 1)):
+        return True
+    before = [one for one in t.named["move"] if made and one.number < made[0].number]
+    return any(any(part in list(each(wrapper.inner)) for part in each(one.of)) for one in before)
+
+
+def moves_to_gpu(event: Event) -> bool:
+    name = event.result.name if event.result is not None else ""
+    if name == "cuda":
+        return True
+    words = [plain(one) for one in event.call.args]
+    if words and all(word == "cpu" for word in words):
+        return False
+    return bool(event.call.args) and not any(
+        isinstance(one, Lib) and ("float" in one.name or "half" in one.name or "bfloat" in one.name)
+        for one in event.call.args
+    )
+
+
+def was_wrapped(t: Machine, root: Value, event: Event) -> bool:
+    wrapped = root.note("wrapper")
+    made = [one for one in t.named["ddp"] if one.result is wrapped]
+    return bool(made) and made[0].number < event.number and compatible(made[0], event)
+
+
+def was_frozen(t: Machine, root: Value, event: Event) -> bool:
+    """Whether the parameters were frozen when the model was wrapped, before an event."""
+    if not was_wrapped(t, root, event):
+        return False
+    wrapped = next(one.number for one in t.named["ddp"] if one.result is root.note("wrapper"))
+    set_by = [*t.named["requires_grad"], *t.named["set attribute"]]
+    before = [one for one in set_by if one.number < wrapped and one.of is not None and t.root(one.of) is root]
+    asked = [
+        one.result if one.name == "requires_grad" else one.call.args[0] for one in before if is_switch(one)
+    ]
+    return bool(asked) and plain(asked[-1]) is False
+
+
+def is_switch(event: Event) -> bool:
+    return event.name == "requires_grad" or plain(event.call.get("name")) == "requires_grad"
+
+
+def replaced(t: Machine, event: Event) -> Answers:
+    """Layers that a model is given after it was wrapped: ``model.fc = nn.Linear(...)``; unfrozen ones."""
+    if event.of is None or event.frame.function is not None and event.frame.function.name == "__init__":
+        return
+    value = event.call.args[0]
+    root = t.root(event.of)
+    name = plain(event.call.get("name"))
+    if name == "requires_grad":
+        if plain(value) is True and was_frozen(t, root, event):
+            yield at(event, "unfrozen after the model was wrapped: DDP does not average its gradients")
+    elif (
+        isinstance(value, Thing)
+        and value.kind == "module"
+        and value.made is None
+        and was_wrapped(t, root, event)
+    ):
+        yield at(event, "a layer is replaced after the model was wrapped: its gradients are not averaged")
+
+
+@rule("RC304", "wrong", "08")
+def bypass(t: Machine) -> Answers:
+    """Does training call the wrapper? Else nothing is averaged, and no error tells.
+
+    Wrong:
+        loss = ddp.module(x).sum()
+    Right:
+        loss = ddp(x).sum()
+    """
+    for event in t.named["backward"]:
+        loss = event.of
+        if loss is None or event.again or who(t, event) not in ("all", "unknown"):
+            continue
+        used = [one for one in loss.src if one.grad]
+        through = {id(one.by) for one in used if one.through}
+        for one in used:
+            wrapper = one.model.note("wrapper")
+            if (
+                one.through
+                or id(wrapper) in through
+                or not isinstance(wrapper, Thing)
+                or wrapper.kind != "ddp"
+                or wrapper.note("part")
+            ):
+                continue
+            made = [other for other in t.named["ddp"] if other.result is wrapper]
+            forward = next((other for other in t.events if other.number == one.number - 1), None)
+            if made and made[0].number < one.number and is_stepped(t, event):
+                place = (
+                    forward
+                    if forward is not None and forward.name in ("forward", "method of model")
+                    else event
+                )
+                yield at(place, "the model inside the wrapper computes this loss: call the wrapper")
+
+
+def is_stepped(t: Machine, backward: Event) -> bool:
+    """Whether an optimizer steps after it: then it is training, and no measurement."""
+    return any(
+        one.number > backward.number for one in t.named["optimizer.step"] + t.named["scaler.step"]
+    ) and not by_hand(t)
+
+
+def by_hand(t: Machine) -> bool:
+    """Whether the script averages gradients by a collective of its own."""
+    for event in [one for name in AVERAGING for one in t.named[name] if not one.uncalled]:
+        function = event.frame.function.body if event.frame.function is not None else t.main.tree
+        if event.result is not None and event.result.vary & (GRADIENT | UNKNOWN):
+            return True
+        if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(function)):
             return True
     return False
 
 
-@rule("wrong")
-def precision(s: Script) -> Found:
-    """Is the loss computed under autocast? Else it is a half-precision number, and fp16 overflows."""
-    blocks = [one for one in s.nodes if isinstance(one, ast.With) and _is_autocast(s, one)]
-    for block in blocks:
-        for call in _calls_after(s, block):
-            if _is_loss(s, call) and not any(is_inside(s, call, one) for one in blocks):
-                outputs = _assigned_in(block)
-                given = {one.id for one in call.args if isinstance(one, ast.Name)}
-                if outputs & given and not _between(s, block, call, outputs & given):
-                    yield call, "the loss is computed outside of autocast, from what was computed inside"
+@rule("RC305", "wrong", "12")
+def drift(t: Machine) -> Answers:
+    """Do all ranks change the model and the learning rate alike? Else their copies drift apart.
+
+    Wrong:
+        if rank == 0:
+            scheduler.step()
+    Right:
+        scheduler.step()
+    """
+    for event in [*t.named["optimizer.step"], *t.named["scheduler.step"], *t.named["scaler.step"]]:
+        if in_turn(event):
+            continue
+        around = [one for one in ways(t, event) or () if one[0].kind in ("if", "exit")]
+        if around and shares_model(t, event) and not is_covered(t, around[0][0]):
+            kinds = {leaf.kind for leaf in apart(around[0][1])}
+            if kinds & {"one", "local one", "some"} and who(t, event) in ("one", "local one", "others"):
+                yield at(event, f"only some ranks call {event.name}: the copies of the model drift apart")
+            elif "own" in kinds and event.name != "scheduler.step" and around[0][0].kind == "if":
+                text = f"each rank decides by itself whether to call {event.name}: the copies drift apart"
+                yield at(event, text)
+        if things(event.of, "plateau") and not around and everyone(t, event):
+            given = event.call.get("metrics", 0)
+            if given is not None and given.vary & OWN and not given.vary & UNKNOWN:
+                text = "each rank sets its learning rate by a loss of its own: all_reduce it before"
+                yield at(event, text)
+    for event in t.named["load_state_dict"]:
+        wrapped = any(was_wrapped(t, t.root(one), event) for one in each(event.of)) and not t.named["fsdp"]
+        if wrapped and who(t, event) == "one" and not in_turn(event) and not sent_later(t, event):
+            text = (
+                "only one rank loads this, and DDP sends no parameters after it was made: load on all ranks"
+            )
+            yield at(event, text)
 
 
-def _is_autocast(s: Script, block: ast.With) -> bool:
-    for item in block.items:
-        for one in s.origins(item.context_expr):
-            if isinstance(one, ast.Call) and identifier(one.func) == "autocast":
-                return not is_literal(argument(s, one, "enabled"), False)
-    return False
+def sent_later(t: Machine, event: Event) -> bool:
+    return any(one.number > event.number and one.name.startswith("broadcast") for one in t.events)
 
 
-def _calls_after(s: Script, block: ast.With) -> list[ast.Call]:
-    """Calls below a block, in the same list of statements."""
-    around = s.parent(block)
-    for name in ("body", "orelse"):
-        lines = getattr(around, name, [])
-        if isinstance(lines, list) and block in lines:
-            after = lines[lines.index(block) + 1 :]
-            return [one for line in after for one in ast.walk(line) if isinstance(one, ast.Call)]
-    return []
-
-
-def _is_loss(s: Script, call: ast.Call) -> bool:
-    name = identifier(call.func)
-    if name in LOSSES or name in LOSS_NAMES:
-        return True
-    return any(
-        s.call_name(one).startswith("torch.nn.") and "loss" in identifier(one.func) for one in _made(s, call)
-    )
-
-
-def _made(s: Script, call: ast.Call) -> list[ast.Call]:
-    if isinstance(call.func, ast.Call):
-        return []
-    return [one for one in s.origins(call.func) if isinstance(one, ast.Call)]
-
-
-def _assigned_in(block: ast.With) -> set[str]:
-    found = set()
-    for one in ast.walk(block):
-        if isinstance(one, ast.Assign):
-            for target in one.targets:
-                found |= {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
-    return found
-
-
-def _between(s: Script, block: ast.With, call: ast.Call, names: set[str]) -> bool:
-    """Whether an output is made anew, as by ``out = out.float()``, between the block and the loss."""
-    place: Function | ast.AST = s.function_of(call) or s.tree
-    for one in ast.walk(place):
-        if isinstance(one, ast.Assign) and (block.end_lineno or 0) < one.lineno < call.lineno:
-            targets = {
-                part.id for target in one.targets for part in ast.walk(target) if isinstance(part, ast.Name)
-            }
-            if targets & names:
+def shares_model(t: Machine, event: Event) -> bool:
+    """Whether the optimizer holds the parameters of a model that all ranks train together."""
+    held = list(each(event.of)) if event.name != "scaler.step" else first_argument(event.call)
+    if event.name == "scheduler.step":
+        held = [
+            part for one in held if isinstance(one, Thing) and one.call for part in first_argument(one.call)
+        ]
+    for one in held:
+        given = one.call.get("params", 0) if isinstance(one, Thing) and one.call is not None else None
+        for part in inside(given):
+            notes = [t.root(part).note(name) for name in ("wrapper", "sharded", "replicated")]
+            if any(notes) or t.is_together(part):
                 return True
     return False
 
 
-RULES = (wrap, order, bypass, batchnorm, scaler, precision)
+def first_argument(call: Call) -> list[Value]:
+    return [one for given in call.args[:1] for one in each(given)]
+
+
+def is_covered(t: Machine, guard: Guard) -> bool:
+    """Whether a meeting under the same condition is reported already."""
+    return any(one.guard.node is guard.node for one in lonely(t))
+
+
+@rule("RC306", "wrong", "10")
+def scaler(t: Machine) -> Answers:
+    """Is the GradScaler used as a whole? Else fp16 gradients vanish, or are clipped at another scale.
+
+    Wrong:
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+    Right:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+    """
+    if is_managed(t):
+        return
+    for made in t.named["scaler"]:
+        if made.again or plain(made.call.get("enabled")) is False:
+            continue
+        mine = {
+            name: [one for one in t.named[f"scaler.{name}"] if uses(one, made)]
+            for name in ("scale", "step", "update", "unscale_")
+        }
+        if not mine["scale"] and not mine["step"]:
+            continue
+        if escaped(made.of):
+            yield Unasked(f"the scaler is handed to {escaped(made.of)}")
+            continue
+        lacks = [name for name in ("scale", "step", "update") if not mine[name]]
+        if any(f".{name}" in calls_of_scalers(t) for name in lacks):
+            yield Unasked("it is not seen what calls a GradScaler")
+        elif lacks:
+            yield at(made, f"a GradScaler without {' and without '.join(lacks)}")
+        else:
+            yield from clipped_too_early(t, made, mine)
+
+
+def calls_of_scalers(t: Machine) -> set[str]:
+    """The methods that are called of something named a scaler, in all files that were read."""
+    found = set()
+    for module in t.modules.values():
+        for one in ast.walk(module.source.tree):
+            if isinstance(one, ast.Attribute) and "scaler" in ast.unparse(one.value).lower():
+                found.add(f".{one.attr}")
+    return found
+
+
+def uses(event: Event, made: Event) -> bool:
+    known = things(event.of, "scaler")
+    return not known or made.of in known
+
+
+def clipped_too_early(t: Machine, made: Event, mine: dict[str, list[Event]]) -> Answers:
+    """Gradients that are clipped while they are still scaled."""
+    for clip in t.named["clip"]:
+        scaled = [
+            one
+            for one in t.named["backward"]
+            if one.number < clip.number and one.of is not None and one.of.note("scaled") is made.of
+        ]
+        if not scaled or clip.again:
+            continue
+        last = scaled[-1]
+        between = [one for one in mine["unscale_"] if last.number < one.number < clip.number]
+        after = [one for one in mine["step"] if one.number > clip.number]
+        if (
+            not between
+            and after
+            and compatible(last, clip)
+            and all(compatible(clip, one) for one in after[:1])
+        ):
+            yield at(
+                clip, "these gradients are still scaled: call scaler.unscale_(optimizer) before clipping"
+            )
+
+
+@rule("RC307", "wrong", "09")
+def no_sync(t: Machine) -> Answers:
+    """Are gradients averaged in the micro-batch before the step? Else each rank steps by its own.
+
+    Wrong:
+        with ddp.no_sync() if last else nullcontext():
+            ddp(x).sum().backward()
+    Right:
+        with nullcontext() if last else ddp.no_sync():
+            ddp(x).sum().backward()
+    """
+    turn = "turn the condition round"
+    for step in [*t.named["optimizer.step"], *t.named["scaler.step"]]:
+        before = [one for one in t.named["backward"] if one.number < step.number and same_loop(one, step)]
+        if not before or step.again:
+            continue
+        condition = waiting(t, before[-1])
+        if condition is None:
+            continue
+        stepping = steps_when(step, before[-1])
+        if is_last(condition, positive=True):
+            yield at(before[-1], f"no_sync is on in the last micro-batch, before the step: {turn}")
+        elif condition is True or (stepping is not True and condition == stepping):
+            yield at(before[-1], f"no_sync is on just when the optimizer steps: {turn}")
+    yield from switched_off(t, turn)
+
+
+def switched_off(t: Machine, turn: str) -> Answers:
+    """The averaging is switched by an attribute of DDP, or by a method of FSDP."""
+    text = f"gradients are averaged in all micro-batches but the last: {turn}"
+    for event in t.named["set attribute"]:
+        switches = plain(event.call.get("name")) == "require_backward_grad_sync" and not event.again
+        if switches and is_last(t.truth(event.call.args[0]), positive=False):
+            yield at(event, text)
+    for event in t.named["gradient sync"]:
+        steps = [one for one in t.named["optimizer.step"] if one.number > event.number]
+        steps = [one for one in steps if same_loop(event, one)]
+        if not steps or event.result is None or event.again:
+            continue
+        condition, stepping = t.truth(event.result), steps_when(steps[0], event)
+        if not isinstance(condition, bool) and stepping is not True and condition == negate(stepping):
+            yield at(event, text)
+
+
+def is_last(condition: Condition, positive: bool) -> bool:
+    """Whether it asks for the last round of a loop, or for all but that."""
+    last = (
+        isinstance(condition, Leaf) and isinstance(condition.key, tuple) and condition.key[0] == "last round"
+    )
+    return last and condition.positive is positive  # type: ignore[union-attr]
+
+
+def same_loop(first: Event, second: Event) -> bool:
+    inner = [loop.node for loop in first.loops]
+    return (
+        bool(second.loops)
+        and second.loops[-1].node in inner
+        or not second.loops
+        and first.frame is second.frame
+    )
+
+
+def waiting(t: Machine, backward: Event) -> Condition | None:
+    """When a backward averages nothing; None if it always does."""
+    for guard in backward.guards:
+        if guard.kind == "context":
+            return guard.condition
+    for one in backward.contexts:
+        for way, context in one.choices if isinstance(one, Choice) else [(True, one)]:
+            if t.context_name(context) in ("no_sync", "no_backward_sync"):
+                return way
+    return None
+
+
+def steps_when(step: Event, backward: Event) -> Condition:
+    """The condition under which the optimizer steps, where the backward does not stand under it, too."""
+    shared = {id(guard.node) for guard in backward.guards}
+    return both(
+        *(guard.condition for guard in step.guards if id(guard.node) not in shared and guard.kind == "if")
+    )
+
+
+@rule("RC308", "wrong", "05")
+def early(t: Machine) -> Answers:
+    """Is the result of an async collective used after wait()? Else it is read while it is being written.
+
+    Wrong:
+        work = dist.all_reduce(x, async_op=True)
+        print(x.sum())
+    Right:
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        print(x.sum())
+    """
+    for event in t.named["read too early"]:
+        made = event.of.call.node if isinstance(event.of, Thing) and event.of.call else None
+        where = f" of line {line(made)}" if made is not None else ""
+        yield at(event, f"read before the collective{where} is done: call wait() on its work first")
+
+
+@rule("RC309", "wrong", "01")
+def device(t: Machine) -> Answers:
+    """Has each rank its own GPU, by its local rank? Else all share GPU 0, or node 2 finds none.
+
+    Wrong:
+        torch.cuda.set_device(dist.get_rank())
+    Right:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    """
+    if is_managed(t) or not is_together(t):
+        return
+    places = [one for one in t.events if one.name in ("set_device", "device", "move", "ddp")]
+    places = [one for one in places if who(t, one) == "all"]
+    for event in places:
+        if any(isinstance(index, Role) and index.name == "rank" for index in gpu_of(t, event)):
+            yield at(event, "the second machine has no GPU with the number of a global rank: use LOCAL_RANK")
+            break
+    if hides_gpus(t) or not joins(t):
+        return
+    for event in places:
+        numbers = [type(plain(index)) is int for index in gpu_of(t, event)]
+        if numbers and all(numbers) and (event.name in ("set_device", "ddp") or is_model(t, event)):
+            made = event.call.args[0].node if event.call.args else None
+            text = "the same GPU on each rank: take its number from LOCAL_RANK"
+            yield Found(made, event.frame.source, text) if made is not None else at(event, text)
+            return
+    if not t.named["set_device"] and not chosen_elsewhere(t):
+        for event in places:
+            if is_model(t, event) and is_any_gpu(event):
+                made = event.call.args[0].node if event.call.args else None
+                text = "cuda without a number is GPU 0 on each rank: call set_device(local_rank) before"
+                yield Found(made, event.frame.source, text) if made is not None else at(event, text)
+                return
+
+
+def is_model(t: Machine, event: Event) -> bool:
+    """Whether it is a model that is moved there."""
+    if event.name != "move":
+        return False
+    return any(
+        t.root(one).note("wrapper") is not None or isinstance(one, Thing) and one.kind == "module"
+        for one in each(event.of)
+    )
+
+
+def is_any_gpu(event: Event) -> bool:
+    given = event.call.args[0] if event.call.args else event.call.get("device")
+    if given is None:
+        return event.result is not None and event.result.name == "cuda"
+    found = [
+        plain(one) if plain(one) is not None else plain(one.note("device"))
+        for one in each(given)
+        if one.note("index") is None
+    ]
+    return "cuda" in found
+
+
+def chosen_elsewhere(t: Machine) -> bool:
+    """Whether the current GPU may be set where it cannot be seen."""
+    words = ("dist", "init", "setup", "device", "launch", "env")
+    return any(word in name.lower() for name in t.unread for word in words)
+
+
+def joins(t: Machine) -> bool:
+    return bool(t.named["init_process_group"])
+
+
+def gpu_of(t: Machine, event: Event) -> list[Value]:
+    """The numbers of the GPUs that a line chooses."""
+    if event.name == "set_device":
+        given = event.of
+    elif event.name == "ddp":
+        ids = event.call.get("device_ids", 1)
+        lists = [one.items[0] for one in each(ids) if isinstance(one, Items) and len(one.items) == 1]
+        given = lists[0] if lists else None
+    elif event.name == "device":
+        given = event.of.note("index") if event.of is not None else None
+        kind = event.of.note("device") if event.of is not None else None
+        if given is None and kind is not None:
+            given = kind.note("index")
+    else:
+        given = event.call.get("device", 0)
+    found: list[Value] = []
+    for one in each(given):
+        index = one.note("index")
+        if isinstance(index, Value):
+            found += each(index)
+        elif isinstance(one.note("device") or one, Const):
+            number = str(plain(one.note("device") or one)).partition(":")[2]
+            found += [Const(int(number))] if number.isdigit() else [one] if type(plain(one)) is int else []
+        else:
+            found.append(one)
+    return found
+
+
+def hides_gpus(t: Machine) -> bool:
+    return any(plain(one.call.args[1]) == "CUDA_VISIBLE_DEVICES" for one in t.named["set item"])
+
+
+@rule("RC310", "wrong", "01")
+def number(t: Machine) -> Answers:
+    """Is the rank that joins the group the global one? Else two machines have two ranks 0.
+
+    Wrong:
+        dist.init_process_group("nccl", rank=local_rank, world_size=world_size)
+    Right:
+        dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    """
+    for event in t.named["init_process_group"]:
+        rank, world = event.call.get("rank"), event.call.get("world_size")
+        if role(rank) in ("local rank", "remainder") and role(world) != "local world":
+            yield at(event, "its rank is a local rank: on two machines two processes have the same")
+
+
+@rule("RC311", "wrong", "19")
+def norm(t: Machine) -> Answers:
+    """Is the norm of sharded gradients that of all shards? Else each rank clips by its own part.
+
+    Wrong:
+        torch.nn.utils.clip_grad_norm_(fsdp.parameters(), 1.0)
+    Right:
+        fsdp.clip_grad_norm_(1.0)
+    """
+    for event in t.named["clip"]:
+        given = event.call.args[0] if event.call.args else None
+        own_method = event.result is not None
+        if given is None or own_method:
+            continue
+        for one in things(given, "parameters"):
+            if any(isinstance(part, Thing) and part.kind == "fsdp" for part in each(one.inner)):
+                yield at(
+                    event,
+                    "torch's clip_grad_norm_ sees only this rank's shards: call model.clip_grad_norm_()",
+                )
+
+
+@rule("RC312", "wrong", "10")
+def mode(t: Machine) -> Answers:
+    """Is evaluation in eval mode, training not? Else dropout blurs the accuracy, or stays off for good.
+
+    Wrong:
+        for epoch in range(epochs):
+            train(ddp)
+            ddp.eval()
+            measure(ddp)
+    Right:
+        for epoch in range(epochs):
+            ddp.train()
+            train(ddp)
+            ddp.eval()
+            measure(ddp)
+    """
+    if not is_together(t):
+        return
+    yield from measured_in_training(t)
+    last: dict[int, Event] = {}
+    trained: set[ast.AST] = set()  # where a forward was in training mode
+    for event in t.events:
+        if event.of is None:
+            continue
+        for one in each(event.of):
+            root = t.root(one)
+            if event.name in ("train", "eval"):
+                if event.name == "train" and not isinstance(root, Thing):
+                    last.clear()  # it may be any model
+                last[id(root)] = event
+            elif (
+                event.name == "forward"
+                and not event.again
+                and (id(root) not in last or last[id(root)].name == "train")
+            ):
+                trained.add(event.node)
+            elif (
+                event.name == "forward"
+                and event.result is not None
+                and id(root) in last
+                and last[id(root)].name == "eval"
+            ):
+                before = last[id(root)]
+                if (
+                    is_trained(t, event)
+                    and event.again
+                    and event.node in trained
+                    and before.loops
+                    and shares_loop(before, event)
+                    and not escaped(root)
+                    and not escaped(one)
+                ):
+                    yield at(
+                        before, "nothing calls train() after this eval(): the next epoch trains in eval mode"
+                    )
+
+
+def measured_in_training(t: Machine) -> Answers:
+    """An evaluation of a model that is still in training mode."""
+    last: dict[int, str] = {}
+    for event in t.events:
+        for one in each(event.of):
+            root = t.root(one)
+            if event.name in ("train", "eval"):
+                last[id(root)] = event.name
+            elif (
+                event.name == "forward"
+                and last.get(id(root)) == "train"
+                and "eval" not in last.values()
+                and not t_has_grad(event)
+                and event.loops
+            ):
+                loop = event.loops[-1]
+                if (
+                    is_data(loop.over)
+                    and not trains(t, loop.node)
+                    and not any(trains(t, outer.node) and is_data(outer.over) for outer in event.loops)
+                ):
+                    yield at(event, "measured in training mode: call eval() before")
+
+
+def is_trained(t: Machine, forward: Event) -> bool:
+    """Whether a loss of this forward goes backward."""
+    return any(
+        one.number > forward.number
+        and one.of is not None
+        and any(used.number == forward.number + 1 and used.grad for used in one.of.src)
+        for one in t.named["backward"]
+    )
+
+
+def shares_loop(first: Event, second: Event) -> bool:
+    return bool({id(one.node) for one in first.loops} & {id(one.node) for one in second.loops})
+
+
+@rule("RC313", "wrong", "10")
+def precision(t: Machine) -> Answers:
+    """Is the loss computed under autocast? Else it is computed in half precision, and fp16 overflows.
+
+    Wrong:
+        with torch.autocast("cuda"):
+            scores = ddp(x)
+        loss = F.cross_entropy(scores, y)
+    Right:
+        with torch.autocast("cuda"):
+            loss = F.cross_entropy(ddp(x), y)
+    """
+    if not is_together(t):
+        return
+    for event in t.named["loss"]:
+        scores = event.of
+        if scores is None or not scores.vary & HALF or scores.vary & UNKNOWN:
+            continue
+        trained = any(one.grad for one in scores.src)
+        trained = trained and any(trains(t, loop.node) and is_data(loop.over) for loop in event.loops)
+        if trained and not t.is_under("autocast", contexts=event.contexts):
+            yield at(event, "the loss is computed outside of autocast, from what was computed inside")
+
+
+RULES = (group, wrap, order, bypass, drift, scaler, no_sync, early, device, number, norm, mode, precision)

@@ -1,269 +1,310 @@
-"""Questions to a training script: what it saves and loads. Taught in lesson 10.
-
-Each rule yields (place, what is wrong there). Its docstring asks, and says what happens else.
-"""
+"""Questions about files: who writes them, what is in them, and who reads them."""
 
 import ast
-from typing import NamedTuple
 
-from .files import Function
-from .ranks import branches, callers, depends_on_rank, direct_calls, identifier, may_follow, names_rank, who
-from .rule import Found, rule
-from .script import Script, dotted
-from .torch_calls import (
-    argument,
-    assigned_items,
-    comes_from,
-    is_distributed,
+from .conditions import leaves
+from .machine import Machine
+from .rule import (
+    Answers,
+    at,
+    compatible,
+    everyone,
     is_managed,
-    is_wrapped,
-    methods,
-    receiver,
-    uses_accelerate,
+    is_together,
+    line,
+    rule,
+    ways,
+    who,
 )
-
-SAVING = ("torch.save", "shared.training.checkpoint.save_atomically")
-REPLACING = ("os.replace", "os.rename", "shutil.move")
-UNWRAPPING = ("module", "unwrap_model", "_orig_mod", "get_model", "unwrap")
+from .state import Event
+from .values import DIFFERS, OWN, ROUND, UNKNOWN, Pairs, Thing, Value, each, inside, things
 
 
-class Saving(NamedTuple):
-    """A call that writes a file: of ``torch.save``, or of a function that hands its arguments on to it."""
-
-    call: ast.Call
-    what: ast.expr
-    where: ast.expr | None
-
-
-def saves(s: Script) -> list[Saving]:
+def states(value: Value | None) -> list[Thing]:
+    """The states that are in what is saved."""
     found = []
-    for call in s.calls:
-        if s.call_name(call) not in SAVING or not call.args:
-            continue
-        if isinstance(call.args[0], ast.Starred):
-            function = s.function_of(call)
-            given = [one for one in callers(s, function) if one.args] if function else []
-            found += [Saving(one, one.args[0], argument(s, one, "f", 1)) for one in given]
-        else:
-            found.append(Saving(call, call.args[0], argument(s, call, "f", 1)))
+    for one in inside(value):
+        if isinstance(one, Thing) and one.kind in ("state", "full state"):
+            found.append(one)
     return found
 
 
-def _writers(s: Script) -> list[Saving]:
-    """The calls of ``torch.save`` themselves."""
-    return [
-        Saving(one, one.args[0], argument(s, one, "f", 1))
-        for one in s.calls
-        if s.call_name(one) in SAVING and one.args
-    ]
+@rule("RC401", "wrong", "11")
+def save(t: Machine) -> Answers:
+    """Does one rank alone save? Else N processes write into one file at the same time.
 
-
-def _in_memory(s: Script, target: ast.expr | None) -> bool:
-    made = [one for one in s.origins(target) if isinstance(one, ast.Call)] if target else []
-    return any(identifier(one.func) in ("bytesio", "open") for one in made)
-
-
-@rule("wrong")
-def save(s: Script) -> Found:
-    """Does one rank alone save? Else N processes write into one file at the same time."""
-    if not is_distributed(s) or (is_managed(s) and not uses_accelerate(s)):
+    Wrong:
+        torch.save(state, "model.pt")
+    Right:
+        if rank == 0:
+            torch.save(state, "model.pt")
+    """
+    if not is_together(t):
         return
-    for call, _, target in _writers(s):
-        if _in_memory(s, target) or depends_on_rank(s, target):
+    told: set[int] = set()
+    for event in t.named["save file"]:
+        target = event.of
+        if target is None or target.vary & (DIFFERS | UNKNOWN):
             continue
-        kinds = who(s, call)
-        if kinds & {"all", "others"}:
-            yield call, "every rank writes this file: save on rank 0"
-        elif "local one" in kinds and "one" not in kinds:
-            yield call, "one rank of each machine writes this file: save on the global rank 0"
+        kind = who(t, event)
+        if kind in ("all", "others"):
+            yield at(event, "every rank writes this file: save on rank 0")
+        elif kind == "local one" and not by_remainder(t, event) and "init_process_group" in t.named:
+            # A cache is for the ranks of one machine; a checkpoint is for all.
+            is_checkpoint = bool(states(event.call.args[0] if event.call.args else None))
+            if is_checkpoint and id(event.frame.function) not in told:
+                told.add(id(event.frame.function))
+                yield at(event, "one rank of each machine writes this file: save on the global rank 0")
 
 
-def contents(s: Script, node: ast.expr) -> list[tuple[str, ast.expr]]:
-    """(key, value) of all that is saved, as far as it can be seen; the key "" for a value by itself."""
-    found: list[tuple[str, ast.expr]] = []
-    for one in s.origins(node):
-        if isinstance(one, ast.Dict):
-            pairs = zip(one.keys, one.values, strict=True)
-            found += [
-                (str(getattr(key, "value", dotted(key) if key else "**")), value) for key, value in pairs
-            ]
-        elif isinstance(one, ast.Call) and identifier(one.func) == "dict":
-            found += [(keyword.arg or "**", keyword.value) for keyword in one.keywords]
-        elif isinstance(one, ast.Name | ast.Attribute):
-            found += assigned_items(s, one)
-        elif isinstance(one, ast.expr):
-            found.append(("", one))
-    return found
+def by_remainder(t: Machine, event: Event) -> bool:
+    """``rank % gpus == 0``: one of each machine, on purpose."""
+    return any(leaf.key == "remainder" for _, condition in ways(t, event) or () for leaf in leaves(condition))
 
 
-def _is_hidden(s: Script, pairs: list[tuple[str, ast.expr]]) -> bool:
-    """Whether something unknown is in a checkpoint: ``**more``, or the result of another file's function."""
-    for key, value in pairs:
-        if key == "**" or (key == "" and not _is_state(s, value)):
-            return True
-    return False
+@rule("RC402", "wrong", "11")
+def saved(t: Machine) -> Answers:
+    """Is all in the checkpoint that a run needs to go on? Else it goes on with an optimizer that is new.
 
-
-def _is_state(s: Script, value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and identifier(value.func) in ("state_dict", "dict")
-
-
-def _state_of(s: Script, value: ast.expr) -> list[ast.expr]:
-    """The objects whose ``state_dict()`` a value holds."""
-    found = []
-    for one in s.origins(value):
+    Wrong:
+        {"epoch": epoch, "model": model.state_dict()}
+    Right:
+        {"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    """
+    if is_managed(t) or not is_together(t) or not t.named["backward"]:
+        return
+    writes = [one for one in t.named["save file"] if not one.again]
+    holding = [one for one in writes if holds(t, one, "optimizer", "optim", "opt")]
+    seen: list[Value] = []
+    for event in writes:
+        what = event.call.args[0] if event.call.args else event.call.get("obj", 0)
         if (
-            isinstance(one, ast.Call)
-            and isinstance(one.func, ast.Attribute)
-            and one.func.attr == "state_dict"
+            not isinstance(what, Pairs)
+            or ... in what.items
+            or not states(what)
+            or any(what is one for one in seen)
         ):
-            found.append(one.func.value)
+            continue
+        seen.append(what)
+        counts = any(
+            isinstance(key, str) and any(word in key.lower() for word in ("epoch", "step", "iter"))
+            for key in what.items
+        )
+        if not counts and not (event in holding and resumes(t)):
+            continue
+        if (
+            counts
+            and not holding
+            and resumes(t)
+            and (t.named["optimizer"] or t.named["optimizer.step"])
+            and event.loops
+        ):
+            yield at(
+                event, "the state of the optimizer is not saved, though the run can go on from this file"
+            )
+        elif (
+            event in holding
+            and t.named["scaler.step"]
+            and not holds(t, event, "scaler", "scaler", "amp")
+            and not disabled(t)
+        ):
+            yield at(event, "the state of the GradScaler is not saved")
+
+
+def disabled(t: Machine) -> bool:
+    return not t.named["scaler"]
+
+
+def resumes(t: Machine) -> bool:
+    """Whether the script goes on from a file: it loads the state of a model, and a number."""
+    return bool(t.named["load file"]) and bool(t.named["load_state_dict"])
+
+
+def holds(t: Machine, event: Event, kind: str, *words: str) -> bool:
+    what = event.call.args[0] if event.call.args else None
+    for one in each(what):
+        if not isinstance(one, Pairs):
+            continue
+        for key, value in one.items.items():
+            if key is ... or isinstance(key, str) and any(word in key.lower() for word in words):
+                return True
+            for state in states(value):
+                for owner in each(state.inner):
+                    if isinstance(owner, Thing) and owner.kind in (kind, "instance"):
+                        return True
+                    if any(word in owner.name.lower() for word in words):
+                        return True
+    return False
+
+
+@rule("RC403", "wrong", "11")
+def prefix(t: Machine) -> Answers:
+    """Is the model's own state saved? Else its names begin with "module." and fit a wrapper alone.
+
+    Wrong:
+        torch.save(ddp.state_dict(), "model.pt")
+    Right:
+        torch.save(ddp.module.state_dict(), "model.pt")
+    """
+    if is_managed(t):
+        return
+    for event in t.named["save file"]:
+        if event.again:
+            continue
+        what = event.call.args[0] if event.call.args else None
+        for state in states(what):
+            owners = list(each(state.inner))
+            if (
+                owners
+                and all(isinstance(one, Thing) and one.kind == "ddp" and one.made is None for one in owners)
+                and not loads_into_wrapper(t)
+            ):
+                yield at(
+                    event,
+                    'its names begin with "module.", as those of the wrapper: save the state of its .module',
+                )
+
+
+def loads_into_wrapper(t: Machine) -> bool:
+    """Whether the script loads a state into a wrapper, or takes the prefix away."""
+    for event in t.named["load_state_dict"]:
+        if things(event.of, "ddp"):
+            return True
+        name = event.of.name.lower() if event.of is not None else "opt"
+        unknown = type(event.of) is Value and event.of.note("wrapper") is None
+        if unknown and not any(word in name for word in ("opt", "sched", "scal")):
+            return True
+    return any(
+        "module." in str(getattr(node, "value", ""))
+        for node in ast.walk(t.main.tree)
+        if isinstance(node, ast.Constant)
+    )
+
+
+@rule("RC404", "wrong", "11")
+def load(t: Machine) -> Answers:
+    """Does each rank load onto its own device? Else all load onto the GPU of the rank that saved.
+
+    Wrong:
+        model.load_state_dict(torch.load(path))
+    Right:
+        model.load_state_dict(torch.load(path, map_location=device))
+    """
+    if not is_together(t) or is_managed(t):
+        return
+    loaded = {
+        id(one)
+        for event in t.named["load_state_dict"]
+        for part in inside(event.result)
+        for one in chain(part)
+    }
+    for event in t.named["load file"]:
+        if event.call.get("map_location", 1) is not None or event.call.more or not everyone(t, event):
+            continue
+        if event.of is not None and event.of.vary & DIFFERS or not uses_gpu(t):
+            continue
+        if event.result is not None and id(event.result) in loaded:
+            yield at(
+                event, "torch.load without map_location: all ranks load onto the GPU of the rank that saved"
+            )
+
+
+def chain(value: Value) -> list[Value]:
+    """A value, and what it is a part of."""
+    found = [value]
+    while isinstance(found[-1].note("of"), Value) and len(found) < 10:
+        found.append(found[-1].note("of"))
     return found
 
 
-def _holds_optimizer(s: Script, pairs: list[tuple[str, ast.expr]]) -> bool:
-    for key, value in pairs:
-        if "optim" in key.lower() or key == "opt":
-            return True
-        if any("optim" in dotted(one).lower() or dotted(one) == "opt" for one in _state_of(s, value)):
-            return True
-    return False
+def uses_gpu(t: Machine) -> bool:
+    return bool(t.named["set_device"] or t.named["move"])
 
 
-@rule("wrong")
-def saved(s: Script) -> Found:
-    """Is all in the checkpoint that a run needs to go on? Else it goes on with an optimizer that is new."""
-    if is_managed(s) or not is_distributed(s) or not methods(s, "backward"):
-        return
-    resumes = any(s.call_name(one) == "torch.load" and "all" in who(s, one) for one in s.calls)
-    for call, what, _ in saves(s):
-        pairs = contents(s, what)
-        if _is_hidden(s, pairs) or not any(_state_of(s, value) for _, value in pairs):
+@rule("RC405", "wrong", "11")
+def race(t: Machine) -> Answers:
+    """Do the others wait until rank 0 has saved? Else they read a file that is not whole, or not there.
+
+    Wrong:
+        if rank == 0:
+            torch.save(state, path)
+        state = torch.load(path)
+    Right:
+        if rank == 0:
+            torch.save(state, path)
+        dist.barrier()
+        state = torch.load(path)
+    """
+    for event in t.named["load file"]:
+        if not everyone(t, event) or event.of is None:
             continue
-        steps = any(word in key.lower() for key, _ in pairs for word in ("epoch", "step", "iter"))
-        if not _holds_optimizer(s, pairs):
-            if steps and resumes:
-                yield call, "the state of the optimizer is not saved, though the run can go on from this file"
-        elif s.find("GradScaler") and not any(_is_scaler(s, value) for _, value in pairs):
-            yield call, "the state of the GradScaler is not saved"
+        for written in t.named["save file"]:
+            if (
+                written.number > event.number
+                or written.of is None
+                or who(t, written) != "one"
+                or written.again
+            ):
+                continue
+            if (
+                event.of is not None
+                and written.of.key == event.of.key
+                and not written.of.vary & (DIFFERS | UNKNOWN)
+            ):
+                between = [
+                    one for one in t.events if one.meets and written.number < one.number < event.number
+                ]
+                if not between and compatible(written, event):
+                    yield at(
+                        event, f"rank 0 may still be writing it in line {line(written.node)}: let all wait"
+                    )
 
 
-def _is_scaler(s: Script, value: ast.expr) -> bool:
-    whole = [*_state_of(s, value), value]
-    return any(comes_from(s, one, "GradScaler") or "scaler" in dotted(one).lower() for one in whole)
+@rule("RC406", "wrong", "19")
+def shards(t: Machine) -> Answers:
+    """Do all ranks gather a sharded state before one saves it? Else the file holds one rank's shards.
 
-
-@rule("style")
-def prefix(s: Script) -> Found:
-    """Is the model's own state saved? Else its names begin with "module." and fit a wrapper alone."""
-    if is_managed(s):
-        return
-    for call, what, _ in saves(s):
-        for key, value in contents(s, what):
-            for model in _state_of(s, value):
-                if _wraps_here(s, model) and not _loads_into_wrapper(s):
-                    where = f' under "{key}"' if key else ""
-                    yield call, f"the wrapper's state is saved{where}: save that of its .module"
-
-
-def _wraps_here(s: Script, model: ast.expr) -> bool:
-    """Whether it is surely DDP's own state: the wrapper is named, and never unwrapped."""
-    if not comes_from(s, model, "DistributedDataParallel"):
-        return False
-    return not any(
-        identifier(one) in UNWRAPPING for one in s.origins(model) if not isinstance(one, ast.Constant)
-    )
-
-
-def _loads_into_wrapper(s: Script) -> bool:
-    """Whether the script loads a state into the wrapper: then the names fit."""
-    return any(is_wrapped(s, receiver(one)) for one in methods(s, "load_state_dict"))
-
-
-@rule("slow")
-def load(s: Script) -> Found:
-    """Does each rank load onto its own device? Else all load onto the GPU of the rank that saved."""
-    if not is_distributed(s) or is_managed(s):
-        return
-    for call in s.calls:
-        if s.call_name(call) != "torch.load" or not call.args or argument(s, call, "map_location", 1):
+    Wrong:
+        if rank == 0:
+            torch.save(sharded.state_dict(), path)
+    Right:
+        state = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+        if rank == 0:
+            torch.save(state, path)
+    """
+    for event in t.named["save file"]:
+        if who(t, event) != "one" or event.again:
             continue
-        alone = _without_a_gpu(s, call) or depends_on_rank(s, call.args[0]) or _in_memory_load(s, call)
-        if not alone and "all" in who(s, call) and _is_checkpoint(s, call):
-            yield call, "torch.load without map_location"
+        what = event.call.args[0] if event.call.args else None
+        for state in states(what):
+            if state.kind == "state" and any(one.note("sharded") for one in each(state.inner)):
+                yield at(
+                    event, "rank 0 saves its own shards alone: gather the whole state on all ranks first"
+                )
 
 
-def _without_a_gpu(s: Script, call: ast.Call) -> bool:
-    """Whether the line is for a run without ranks: ``if args.gpu is None``."""
-    for around in s.above(call):
-        if isinstance(around, ast.If) and names_rank(around.test) and branches(s, around.test) == ("", ""):
-            return True
-        if isinstance(around, ast.If) and "distributed" in ast.unparse(around.test):
-            return True
-    return False
+@rule("RC407", "wrong", "11")
+def overwrite(t: Machine) -> Answers:
+    """Is a checkpoint written beside the old one? Else a run that dies while it saves cannot be resumed.
 
-
-def _in_memory_load(s: Script, call: ast.Call) -> bool:
-    return any(
-        isinstance(one, ast.Call) and identifier(one.func) == "bytesio" for one in s.origins(call.args[0])
-    )
-
-
-def _callers(s: Script, place: ast.AST) -> list[ast.Call]:
-    return callers(s, place) if isinstance(place, Function) else []
-
-
-def _is_checkpoint(s: Script, call: ast.Call) -> bool:
-    """Whether what is loaded is the state of a model, which was on a GPU; a data set was not."""
-    place = s.function_of(call) or s.module_of(call).tree
-    places = [place, *(s.function_of(one) or s.tree for one in _callers(s, place))]
-    return any(identifier(one.func) == "load_state_dict" for part in places for one in direct_calls(s, part))
-
-
-@rule("wrong")
-def overwrite(s: Script) -> Found:
-    """Is a checkpoint written beside the old one? Else a run that dies while it saves cannot be resumed."""
-    if not is_distributed(s) or is_managed(s) or any(_replaces(s, one) for one in s.calls):
+    Wrong:
+        torch.save(state, latest)
+    Right:
+        torch.save(state, f"{latest}.part")
+        os.replace(f"{latest}.part", latest)
+    """
+    if not is_together(t) or is_managed(t) or t.named["rename"]:
         return
-    loads = [one for one in s.calls if s.call_name(one) == "torch.load"]
-    paths = [(one, _path(s, argument(s, one, "f", 0))) for one in loads]
-    for call, what, target in saves(s):
-        if not any(_state_of(s, value) for _, value in contents(s, what)):
+    resumed = [one for one in t.named["load file"] if one.of is not None]
+    for event in t.named["save file"]:
+        if event.again or not event.loops or event.of is None or event.of.vary & (ROUND | OWN | UNKNOWN):
             continue
-        path = _path(s, target)
-        resumed = [one for one, loaded in paths if loaded == path and not _comes_after(s, call, one)]
-        if path and resumed and not _in_memory(s, target):
-            yield call, "the file that is resumed is overwritten: save beside it, then os.replace"
+        what = event.call.args[0] if event.call.args else None
+        if not isinstance(what, Pairs) or not states(what):
+            continue
+        same = [one for one in resumed if one.of and one.of.key == event.of.key and one.number < event.number]
+        if same:
+            yield at(event, "the file that is resumed is overwritten: save beside it, then os.replace")
 
 
-def _comes_after(s: Script, saving: ast.Call, loading: ast.Call) -> bool:
-    """Whether a file is loaded only once it has been saved, as to test with it: then nothing is resumed."""
-    firsts: list[ast.Call] = [saving]
-    seconds: list[ast.Call] = [loading]
-    for calls in (firsts, seconds):
-        function = s.function_of(calls[0])
-        calls += callers(s, function) if function else []
-    return any(may_follow(s, first, second) for first in firsts for second in seconds)
-
-
-def _replaces(s: Script, call: ast.Call) -> bool:
-    """Whether a file gets another name: os.replace, or the method of a path."""
-    if s.call_name(call) in REPLACING:
-        return True
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    return method == "rename" or (method == "replace" and len(call.args) == 1)
-
-
-def _path(s: Script, node: ast.expr | None) -> str:
-    """A text that is equal for equal paths: what a name was assigned, the names and constants in it."""
-    if node is None:
-        return ""
-    values = [one for one in s.origins(node) if isinstance(one, ast.expr) and not isinstance(one, ast.Name)]
-    texts = {ast.unparse(one) for one in values if not isinstance(one, ast.Attribute)}
-    fixed = [one for one in sorted(texts) if not any(word in one for word in ("epoch", "step", "None"))]
-    if len(fixed) == len(texts) == 1:
-        return fixed[0]
-    return dotted(node) if isinstance(node, ast.Name | ast.Attribute) and not texts else ""
-
-
-RULES = (save, saved, prefix, load, overwrite)
+RULES = (save, saved, prefix, load, race, shards, overwrite)

@@ -1,0 +1,676 @@
+"""What expressions stand for, and who goes on at a condition."""
+
+import ast
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from .conditions import Condition, Leaf, apart, both, either, leaves, negate
+from .names import role_of_name, who_of_name
+from .state import Call, State
+from .values import (
+    COUNTED,
+    DIFFERS,
+    DIVIDED,
+    EVEN,
+    NOTHING,
+    OWN,
+    RANK,
+    ROUND,
+    SAVED,
+    SHAPE,
+    UNEVEN,
+    UNKNOWN,
+    Choice,
+    Class,
+    Const,
+    Function,
+    Items,
+    Lib,
+    Method,
+    Module,
+    Pairs,
+    Role,
+    Thing,
+    Value,
+    each,
+    inside,
+    is_none,
+    is_plain,
+    plain,
+    role,
+)
+
+BUILTINS = set(dir(builtins))
+SIGNS = {"Lt": "Gt", "Gt": "Lt", "LtE": "GtE", "GtE": "LtE"}
+LONGEST_TEXT = 10_000
+MOST_ITEMS = 8  # of a list are looked at one by one
+HOLDERS = (Items, Pairs, Choice)
+
+
+class Expressions(State):
+    """Looks at expressions."""
+
+    def value(self, node: ast.AST | None) -> Value:
+        """What an expression stands for."""
+        if node is None:
+            return Const(None)
+        self.steps += 1
+        look = getattr(self, f"value_{type(node).__name__}", None)
+        return look(node) if look else self.value_of_parts(node)
+
+    def value_of_parts(self, node: ast.AST) -> Value:
+        return self.mixed(
+            [self.value(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+        )
+
+    def mixed(self, parts: list[Value], key: object = None) -> Value:
+        """Something computed from these."""
+        src: frozenset = NOTHING
+        vary = 0
+        for part in parts:
+            vary |= part.vary
+            for one in inside(part) if isinstance(part, HOLDERS) else (part,):
+                vary |= one.vary
+                if one.src:
+                    src = src | one.src
+        return Value(vary=vary, src=src, key=key)
+
+    # --- names and literals ---
+
+    def value_Constant(self, node: ast.Constant) -> Value:
+        return Const(node.value)
+
+    def value_Name(self, node: ast.Name) -> Value:
+        return self.settle(self.look_up(node.id))
+
+    def look_up(self, name: str) -> Value:
+        frame = self.frame
+        if name in frame.shared:
+            return frame.shared[name].get(name) or Value(name=name)
+        scope = frame
+        while scope is not None:
+            if name in scope.locals and (scope.owner is None or scope is frame):
+                return scope.locals[name]
+            if scope.outer is None:
+                break
+            scope = scope.outer
+        if name == "__name__":
+            return Const("__main__" if scope.source is self.main else scope.source.name)
+        if name in BUILTINS:
+            return Lib(f"builtins.{name}")
+        found = self.hinted(name)
+        scope.locals[name] = found  # the same one when it is asked for again
+        return found
+
+    def hinted(self, name: str) -> Value:
+        """Something unknown, by its name: a rank, or whether this is the main process."""
+        known = role_of_name(name)
+        if known:
+            return Role(known)
+        return Value(name=name, test=who_of_name(name))
+
+    def value_JoinedStr(self, node: ast.JoinedStr) -> Value:
+        parts = [self.value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
+        return self.text_of(parts)
+
+    def text_of(self, parts: list[Value]) -> Value:
+        """A text put together from parts: equal for equal parts."""
+        data = [plain(one) for one in parts]
+        if all(isinstance(one, str | int) for one in data):
+            return Const("".join(map(str, data)))
+        found = self.mixed(parts, ("text", *(one.key for one in parts)))
+        found.name = "".join(str(one) if isinstance(one, str) else "*" for one in data)
+        if data and isinstance(data[0], str) and data[0].startswith("cuda"):
+            found.mark(index=parts[-1])
+        return found
+
+    def value_Tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Value:
+        items: list[Value] = []
+        more = False
+        for one in node.elts:
+            if isinstance(one, ast.Starred):
+                inner = self.value(one.value)
+                if isinstance(inner, Items):
+                    items += inner.items
+                    more = more or inner.more
+                else:
+                    items.append(self.item_of(inner, one))
+                    more = True
+            else:
+                items.append(self.value(one))
+        return Items(items, more)
+
+    value_List = value_Tuple
+    value_Set = value_Tuple
+
+    def value_Dict(self, node: ast.Dict) -> Value:
+        found: dict[object, Value] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            inner = self.value(value)
+            if key is None:
+                found.update(inner.items if isinstance(inner, Pairs) else {...: inner})
+                continue
+            name = self.value(key)
+            found[name.data if isinstance(name, Const) and is_plain(name.data) else ...] = inner
+        return Pairs(found)
+
+    def value_Lambda(self, node: ast.Lambda) -> Value:
+        return Function(node, self.frame, self.frame.source)
+
+    def value_NamedExpr(self, node: ast.NamedExpr) -> Value:
+        value = self.value(node.value)
+        self.assign(node.target, value)
+        return value
+
+    def value_Starred(self, node: ast.Starred) -> Value:
+        return self.value(node.value)
+
+    def value_Await(self, node: ast.Await) -> Value:
+        return self.value(node.value)
+
+    def value_Yield(self, node: ast.Yield) -> Value:
+        value = self.value(node.value)
+        self.frame.yielded.append(value)
+        if self.frame.then is not None:
+            self.frame.then(value)
+        return Value()
+
+    def value_YieldFrom(self, node: ast.YieldFrom) -> Value:
+        value = self.value(node.value)
+        self.frame.yielded.append(self.item_of(value, node))
+        return Value()
+
+    def value_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Value:
+        first = node.generators[0]
+        over = self.value(first.iter)
+        if (
+            isinstance(over, Items)
+            and not over.more
+            and len(node.generators) == 1
+            and not first.ifs
+            and len(over.items) <= MOST_ITEMS
+        ):
+            found = []
+            for one in over.items:
+                self.assign(first.target, one)
+                found.append(self.value(node.elt))
+            return Items(found)
+        return Items([self.comprehended(node, over, lambda: self.value(node.elt))], True, over.vary & UNEVEN)
+
+    value_GeneratorExp = value_ListComp
+    value_SetComp = value_ListComp
+
+    def value_DictComp(self, node: ast.DictComp) -> Value:
+        over = self.value(node.generators[0].iter)
+        return Pairs({...: self.comprehended(node, over, lambda: self.value(node.value))})
+
+    def comprehended(self, node: Any, over: Value, look: Callable[[], Value]) -> Value:
+        """What stands in a list that is made in a loop."""
+        undo = []
+        for place, one in enumerate(node.generators):
+            over = over if place == 0 else self.value(one.iter)
+            undo.append(self.push(self.rounds(over, node), node, "loop"))
+            self.assign(one.target, self.item_of(over, node))
+            for test in one.ifs:
+                undo.append(self.push(self.now(self.truth(self.value(test))), node, "if"))
+        found = look()
+        for one in reversed(undo):
+            self.pop(one)
+        return found
+
+    # --- choices ---
+
+    def value_IfExp(self, node: ast.IfExp) -> Value:
+        condition = self.now(self.truth(self.value(node.test)))
+        found: list[tuple[Condition, Value]] = []
+
+        def look(way: Condition, part: ast.expr) -> Callable[[], None]:
+            return lambda: found.append((way, self.value(part)))
+
+        self.branches(condition, node, look(condition, node.body), look(negate(condition), node.orelse))
+        result = self.choice(found)
+        if type(result) is Value and any(leaf.kind != "own" for leaf in apart(condition)):
+            result.vary |= RANK
+        return result
+
+    def value_BoolOp(self, node: ast.BoolOp) -> Value:
+        goes_on = isinstance(node.op, ast.And)
+        found: list[tuple[Condition, Value]] = []
+        tests: list[Condition] = []
+        undo = []
+        way: Condition = True
+        for one in node.values:
+            value = self.value(one)
+            test = self.now(self.truth(value))
+            tests.append(test)
+            ends = negate(test) if goes_on else test
+            last = one is node.values[-1]
+            found.append((way if last else both(way, ends), value))
+            if last or ends is True:
+                break
+            way = both(way, negate(ends))
+            undo.append(self.push(negate(ends), node, "if"))
+        for done in reversed(undo):
+            self.pop(done)
+        result = self.choice(found)
+        test = both(*tests) if goes_on else either(*tests)
+        if isinstance(result, Const | Thing | Role | Function | Lib | Class | Items | Pairs):
+            return result
+        if isinstance(result, Choice) or result.test is not None or len(found) > 1:
+            made = (
+                Choice(result.choices, result.vary)
+                if isinstance(result, Choice)
+                else self.mixed([result], result.key)
+            )
+            made.test, made.name = test, result.name
+            return made
+        return result
+
+    def value_UnaryOp(self, node: ast.UnaryOp) -> Value:
+        value = self.value(node.operand)
+        if isinstance(node.op, ast.Not):
+            test = negate(self.now(self.truth(value)))
+            return Const(test) if isinstance(test, bool) else self.tested(test, [value])
+        if isinstance(node.op, ast.USub) and isinstance(value, Const) and isinstance(value.data, int | float):
+            return Const(-value.data)
+        return self.mixed([value], ("unary", type(node.op).__name__, value.key))
+
+    def tested(self, test: Condition, parts: list[Value]) -> Value:
+        found = self.mixed(parts)
+        found.test = test
+        return found
+
+    # --- truth ---
+
+    def truth(self, value: Value) -> Condition:
+        """Who finds that it is true."""
+        if value.test is not None:
+            return value.test
+        if isinstance(value, Choice):
+            return either(*(both(condition, self.truth(one)) for condition, one in value.choices))
+        if isinstance(value, Const):
+            return bool(value.data)
+        if isinstance(value, Role):
+            return negate(self.first(value)) if value.vary else True
+        if isinstance(value, Lib | Function | Class | Module | Method):
+            return True
+        if isinstance(value, Thing) and value.kind not in ("subset", "dataset", "instance", "state"):
+            return True
+        if isinstance(value, Items | Pairs):
+            known = not getattr(value, "more", True) and not value.vary & UNEVEN
+            return bool(value.items) if known else Leaf("own" if value.vary & UNEVEN else "option", value.key)
+        if value.vary & RANK and not value.vary & OWN and not value.note("number"):
+            return Leaf("option", value.key)  # a text or an object of this rank, which all ranks have
+        return self.asks(value, empty=True)
+
+    def asks(self, value: Value, empty: bool = False) -> Leaf:
+        """A question of which it is only known who answers it alike."""
+        if value.vary & UNKNOWN:
+            return Leaf("option", value.key)
+        if value.vary & OWN or (empty and value.vary & SHAPE):
+            return Leaf("own", value.key)
+        return Leaf("some" if value.vary & RANK else "option", value.key)
+
+    def first(self, value: Role) -> Leaf:
+        """Whether it is rank 0."""
+        if value.name == "remainder":
+            return Leaf("local one", "remainder")
+        return Leaf("local one" if value.name in ("local rank", "group rank") else "one", 0)
+
+    # --- comparisons ---
+
+    def value_Compare(self, node: ast.Compare) -> Value:
+        left = self.value(node.left)
+        tests: list[Condition] = []
+        parts = [left]
+        for sign, other in zip(node.ops, node.comparators, strict=True):
+            right = self.value(other)
+            self.use(left, node)
+            tests.append(self.compared(left, type(sign).__name__, right))
+            parts.append(right)
+            left = right
+        test = self.now(both(*tests))
+        if isinstance(test, bool):
+            return Const(test)
+        found = self.tested(test, parts)
+        if not any(leaf.kind == "own" for leaf in leaves(test)):
+            found.vary &= ~OWN
+        return found
+
+    def compared(self, left: Value, sign: str, right: Value) -> Condition:
+        if "Not" in sign:
+            return negate(self.compared(left, sign.replace("Not", ""), right))
+        few = isinstance(left, Choice) and (len(left.choices) <= 3 or isinstance(right, Const))
+        if few and self.may_be_told(left) and not left.vary & OWN:
+            return either(*(both(way, self.compared(one, sign, right)) for way, one in ways_of(left)))
+        if isinstance(right, Choice) and role(left) and self.may_be_told(right):
+            return either(*(both(way, self.compared(left, sign, one)) for way, one in ways_of(right)))
+        return self.compared_two(left, sign, right)
+
+    def compared_two(self, left: Value, sign: str, right: Value) -> Condition:
+        if sign in ("Is", "Eq") and is_none(right) and isinstance(right, Const):
+            return self.is_nothing(left)
+        if sign == "In":
+            return self.is_in(left, right)
+        if isinstance(left, Const) and isinstance(right, Const):
+            return self.compared_constants(left.data, sign, right.data)
+        if role(right) and not role(left):
+            left, sign, right = right, SIGNS.get(sign, sign), left
+        if role(left):
+            return self.compared_role(left, sign, right)
+        if left.key == right.key and sign in ("Eq", "Is", "LtE", "GtE"):
+            return True
+        if left.note("last") == right.key and sign in ("Eq", "Lt", "GtE"):
+            return Leaf("option", ("last round", right.key), sign != "Lt")
+        return self.compared_others(left, sign, right)
+
+    def may_be_told(self, value: Value) -> bool:
+        return all(isinstance(one, Const | Role | Thing | Lib | Function | Class) for one in each(value))
+
+    def compared_others(self, left: Value, sign: str, right: Value) -> Condition:
+        found = self.mixed([left, right], ("compare", left.key, sign, right.key))
+        if sign in ("Eq", "Is") and isinstance(right, Const) and isinstance(right.data, bool):
+            return self.truth(left) if right.data else negate(self.truth(left))
+        for one in (left, right):
+            if one.vary & ROUND and one.name == "world range" and found.vary & RANK:
+                return Leaf("turn", found.key)
+        empty = any(plain(one) == 0 and type(plain(one)) is int for one in (left, right))
+        if isinstance(right, Const) and isinstance(right.data, str):
+            found.vary &= ~OWN  # what kind a batch is of
+        return self.asks(found, empty)
+
+    def compared_constants(self, left: Any, sign: str, right: Any) -> Condition:
+        try:
+            return {
+                "Eq": lambda: left == right, "Is": lambda: left is right or left == right,
+                "Lt": lambda: left < right, "Gt": lambda: left > right,
+                "LtE": lambda: left <= right, "GtE": lambda: left >= right,
+            }[sign]()  # fmt: skip
+        except TypeError:
+            return Leaf("option", ("compare", repr(left), sign, repr(right)))
+
+    def is_nothing(self, value: Value) -> Condition:
+        """Who finds that it is None."""
+        if isinstance(value, Const):
+            return value.data is None
+        if isinstance(value, Choice):
+            return either(*(both(condition, self.is_nothing(one)) for condition, one in value.choices))
+        if isinstance(value, Role | Lib | Function | Class | Module | Method | Thing | Items | Pairs):
+            return False
+        if value.vary & OWN and not value.vary & UNKNOWN and value.note("batch"):
+            return Leaf("own", ("none", value.key))
+        if value.vary & RANK and not value.vary & (UNKNOWN | OWN) and value.test is None:
+            return Leaf("some", ("none", value.key))
+        return Leaf("option", ("none", value.key))
+
+    def is_in(self, left: Value, right: Value) -> Condition:
+        if isinstance(right, Lib) and right.name == "os.environ":
+            return True if role_of_environment(plain(left)) else Leaf("option", ("environ", left.key))
+        if isinstance(right, Items) and not right.more:
+            numbers = [plain(one) for one in right.items]
+            if role(left) and all(type(one) is int for one in numbers):
+                kept = [one for one in numbers if one >= 0]
+                if len(kept) == 1:
+                    return self.compared_role(left, "Eq", Const(kept[0]))
+                return Leaf("some", ("in", left.key, tuple(kept))) if kept and left.vary & RANK else False
+            if isinstance(left, Const) and all(isinstance(one, Const) for one in right.items):
+                return left.data in numbers
+        found = self.mixed([left, right], ("in", left.key, right.key))
+        if role(left) in ("rank", "local rank", "index", "node"):
+            return Leaf("some", found.key)
+        if not isinstance(left, Const):
+            return self.asks(found)
+        return Leaf("option", found.key)
+
+    def compared_role(self, left: Value, sign: str, right: Value) -> Condition:
+        """Who is meant by a rank, or a number of ranks, that is compared."""
+        name = role(left)
+        number = plain(right)
+        key = (name, right.key)
+        if type(number) not in (int, float):
+            return self.compared_with_unknown(name, sign, right, key)
+        if name in ("world", "local world"):
+            least = {"Gt": number + 1, "GtE": number, "Lt": number, "LtE": number + 1, "Eq": number + 1}.get(
+                sign, 3
+            )
+            return sign in ("Gt", "GtE") if least <= 2 else Leaf("option", (sign, *key))
+        if sign == "Eq" and number < 0:
+            return False
+        kind = "local one" if name in ("local rank", "group rank", "remainder") else "one"
+        kind = "some" if name == "node" else kind
+        if sign == "Eq":
+            return Leaf(kind, "remainder" if name == "remainder" else number if kind != "some" else key)
+        below = {"Lt": number, "LtE": number + 1, "GtE": number, "Gt": number + 1}.get(sign)
+        if below is None:
+            return Leaf("some", key)
+        if below <= 0:
+            return sign in ("GtE", "Gt")
+        if below == 1:
+            return Leaf(kind, 0 if kind != "some" else key, sign in ("Lt", "LtE"))
+        return Leaf("some", ("below", name, below), sign in ("Lt", "LtE"))
+
+    def compared_with_unknown(self, name: str, sign: str, right: Value, key: object) -> Condition:
+        if name in ("world", "local world"):
+            return Leaf("option", (sign, key))
+        if role(right) == name:
+            return sign in ("Eq", "LtE", "GtE", "Is")
+        if sign == "Eq" and right.vary & ROUND:
+            return Leaf("turn", key)
+        if sign == "Eq" and name != "node" and not right.vary & DIFFERS:
+            return Leaf("local one" if name in ("local rank", "group rank") else "one", right.key)
+        return Leaf("some", (sign, key))
+
+    # --- arithmetic ---
+
+    def value_BinOp(self, node: ast.BinOp) -> Value:
+        left, right = self.value(node.left), self.value(node.right)
+        self.use(left, node)
+        self.use(right, node)
+        return self.computed(left, type(node.op).__name__, right)
+
+    def computed(self, left: Value, sign: str, right: Value) -> Value:
+        if isinstance(left, Const) and isinstance(right, Const):
+            found = computed_constants(left.data, sign, right.data)
+            if found is not None:
+                return Const(found)
+        if sign == "Div" and (left.note("path") or isinstance(left, Lib) or isinstance(plain(right), str)):
+            return self.joined_path([left, right])
+        if sign == "Add" and isinstance(left, Items) and isinstance(right, Items):
+            return Items([*left.items, *right.items], left.more or right.more)
+        if sign in ("Add", "Mod") and (isinstance(plain(left), str) or isinstance(plain(right), str)):
+            return self.text_of([left, right])
+        if sign == "Mult" and isinstance(left, Items) and len(left.items) < 9:
+            return Items(left.items, True)
+        number = computed_role(left, sign, right)
+        if number:
+            return Role(number)
+        found = self.mixed([left, right], ("computed", hash((left.key, sign, right.key))))
+        self.note_kind_of_number(found, left, sign, right)
+        if sign in ("Mod", "FloorDiv", "Sub", "BitAnd"):
+            found.mark(number=True)
+        return found
+
+    def note_kind_of_number(self, found: Value, left: Value, sign: str, right: Value) -> None:
+        if sign in ("FloorDiv", "Mod") and role(right) == "world":
+            found.vary |= EVEN
+            found.vary &= ~UNEVEN
+        if sign == "Div" and left.vary & OWN and right.vary & (COUNTED | UNEVEN) and not right.vary & UNKNOWN:
+            found.vary |= DIVIDED
+        if sign == "Sub" and right.vary & SAVED:
+            found.mark(rest=True)
+            found.vary &= ~SAVED
+        if sign == "BitAnd" and (left.test is not None or right.test is not None):
+            found.test = both(self.truth(left), self.truth(right))
+
+    def joined_path(self, parts: list[Value]) -> Value:
+        found = self.text_of([part for one in parts for part in (one, Const("/"))][:-1])
+        if isinstance(found, Const):
+            found = Const(found.data)
+        found.mark(path=True)
+        return found
+
+    # --- parts of a value ---
+
+    def value_Attribute(self, node: ast.Attribute) -> Value:
+        return self.settle(self.attribute(self.value(node.value), node.attr))
+
+    def value_Subscript(self, node: ast.Subscript) -> Value:
+        of = self.value(node.value)
+        if isinstance(node.slice, ast.Slice):
+            return self.sliced(of, node.slice)
+        return self.settle(self.item(of, self.value(node.slice)))
+
+    def sliced(self, of: Value, node: ast.Slice) -> Value:
+        lower, upper, step = self.value(node.lower), self.value(node.upper), self.value(node.step)
+        if (
+            isinstance(of, Items)
+            and not of.more
+            and all(isinstance(one, Const) for one in (lower, upper, step))
+        ):
+            return Items(of.items[slice(plain(lower), plain(upper), plain(step))])
+        found = self.mixed([of, lower, upper, step], ("slice", of.key, lower.key, upper.key, step.key))
+        found.name = of.name
+        if lower.vary & RANK and role(step) == "world":
+            even = (of.vary | upper.vary) & EVEN
+            found.vary = (found.vary & ~EVEN) | (0 if even else UNEVEN)
+        elif not is_none(upper) and upper.vary & EVEN and not lower.vary & RANK:
+            found.vary |= EVEN
+        if lower.vary & RANK and of.vary & OWN and of.note("drawn"):
+            self.see("random shard", Call(node, [of]), of)
+        shard = (
+            Thing("subset", node, inner=of, vary=found.vary, src=found.src) if lower.vary & RANK else found
+        )
+        shard.key = found.key
+        return shard
+
+    def item(self, of: Value, index: Value) -> Value:
+        """``of[index]``."""
+        if isinstance(of, Choice):
+            return self.choice([(condition, self.item(one, index)) for condition, one in of.choices])
+        key = plain(index)
+        if isinstance(of, Lib):
+            if of.name == "os.environ":
+                return self.of_environment(key)
+            return of
+        if isinstance(of, Items) and isinstance(key, int) and -len(of.items) <= key < len(of.items):
+            return of.items[key]
+        if isinstance(of, Pairs):
+            if isinstance(index, Const) and key in of.items:
+                return of.items[key]
+            if ... in of.items or not isinstance(index, Const):
+                return of.items.get(..., self.mixed([*of.items.values(), index]))
+            found = self.hinted(str(key))
+            of.items[key] = found
+            return found
+        if isinstance(of, Items):
+            return self.mixed([*of.items[:8], index])
+        if isinstance(of, Thing) and of.kind == "mesh":
+            return Thing("mesh", of.node, Call(of.node or ast.Pass(), []))
+        if isinstance(of, Thing) and of.made is not None:
+            got = self.own_method(of, "__getitem__", Call(of.node or ast.Pass(), [index]))
+            if got is not None:
+                return got
+        return self.part(of, f"[{key}]" if isinstance(index, Const) else "[]", index)
+
+    def part(self, of: Value, name: str, index: Value | None = None) -> Value:
+        """Something of a value that is not known itself; the same whenever it is asked for."""
+        known_parts = of.own()
+        if name in known_parts and name != "[]":
+            return known_parts[name]
+        vary = of.vary | (index.vary & (RANK | OWN | ROUND) if index is not None else 0)
+        if index is not None and role(index) and of.vary & UNEVEN == 0 and of.name == "uneven parts":
+            vary |= UNEVEN
+        hint = name.strip("[]")
+        known = self.hinted(hint) if not vary & DIFFERS else Value(name=hint)
+        if isinstance(known, Role):
+            known_parts[name] = known
+            return known
+        found = Value(vary=vary, src=of.src, name=known.name or of.name, test=known.test)
+        found.mark(of=of)
+        known_parts[name] = found
+        return found
+
+    def of_environment(self, name: object) -> Value:
+        known = role_of_environment(name)
+        return Role(known) if known else Value(name=str(name).lower(), key=("environ", name))
+
+
+def ways_of(value: Value) -> list[tuple[Condition, Value]]:
+    return value.choices if isinstance(value, Choice) else [(True, value)]
+
+
+def computed_constants(left: Any, sign: str, right: Any) -> Any:
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    try:
+        if sign == "Add" and (numbers or (isinstance(left, str) and isinstance(right, str))):
+            found = left + right
+            return found if not isinstance(found, str) or len(found) < LONGEST_TEXT else None
+        if not numbers:
+            return None
+        if sign == "Sub":
+            return left - right
+        if sign == "Mult" and abs(left) < 1e12 and abs(right) < 1e12:
+            return left * right
+        if sign in ("Div", "FloorDiv", "Mod"):
+            return {"Div": left / right, "FloorDiv": left // right, "Mod": left % right}[sign]
+    except (ArithmeticError, ValueError):
+        pass
+    return None
+
+
+def computed_role(left: Value, sign: str, right: Value) -> str:
+    """``node * gpus + local_rank`` is a rank, ``rank % gpus`` is a local rank."""
+    first, second = role(left), role(right)
+    if sign == "Add":
+        for one, other in ((first, right), (second, left)):
+            if one in ("local rank", "index") and (other.name == "first rank of node" or other.vary & RANK):
+                return "rank"
+    if (
+        sign == "Mod"
+        and first in ("rank", "index")
+        and (
+            second == "local world"
+            or any(word in right.name.lower() for word in ("gpu", "device", "nproc", "local"))
+        )
+    ):
+        return "remainder"
+    if sign == "Mult" and "world" in (first, second) and (first == "local world" or second == "local world"):
+        return "world"
+    return ""
+
+
+def role_of_environment(name: object) -> str:
+    return ENVIRONMENT.get(name, "") if isinstance(name, str) else ""
+
+
+ENVIRONMENT = {
+    "RANK": "rank",
+    "LOCAL_RANK": "local rank",
+    "WORLD_SIZE": "world",
+    "LOCAL_WORLD_SIZE": "local world",
+    "GROUP_RANK": "node",
+    "NODE_RANK": "node",
+    "SLURM_PROCID": "rank",
+    "SLURM_LOCALID": "local rank",
+    "SLURM_NTASKS": "world",
+    "SLURM_NPROCS": "world",
+    "SLURM_NODEID": "node",
+    "SLURM_NTASKS_PER_NODE": "local world",
+    "OMPI_COMM_WORLD_RANK": "rank",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "local rank",
+    "OMPI_COMM_WORLD_SIZE": "world",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "local world",
+    "PMI_RANK": "rank",
+    "PMI_SIZE": "world",
+    "PMI_LOCAL_RANK": "local rank",
+    "MPI_LOCALRANKID": "local rank",
+    "MV2_COMM_WORLD_RANK": "rank",
+    "MV2_COMM_WORLD_LOCAL_RANK": "local rank",
+    "MV2_COMM_WORLD_SIZE": "world",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "local world",
+    "PALS_RANKID": "rank",
+    "PALS_LOCAL_RANKID": "local rank",
+    "FLUX_TASK_RANK": "rank",
+    "FLUX_TASK_LOCAL_ID": "local rank",
+}

@@ -1,0 +1,131 @@
+"""How findings are told: as text, JSON, SARIF or comments of GitHub; and the page of all rules."""
+
+import json
+from collections.abc import Callable
+
+from .findings import Finding, Report
+from .rule import SEVERITIES, Rule
+
+LEVELS = {"hangs": "error", "wrong": "error", "slow": "warning", "style": "note"}
+
+
+def as_text(report: Report, rules: tuple[Rule, ...], files: int) -> str:
+    lines = [
+        f"{one.place}: {one.rule.code} {one.rule.severity}: {one.text} [{one.rule.name}]"
+        for one in report.findings
+    ]
+    counts = [
+        (name, sum(one.rule.severity == name for one in report.findings)) for name in reversed(SEVERITIES)
+    ]
+    kinds = ", ".join(f"{number} {name}" for name, number in counts if number)
+    number = len(report.findings)
+    said = f"{files} file{'s' * (files != 1)}, {len(rules)} rules: "
+    said += f"{number} finding{'s' * (number != 1)} ({kinds})" if number else "nothing found"
+    lines.append(said)
+    if report.unasked:
+        whys = ", ".join(f"{why} ({count})" for why, count in report.unasked.most_common())
+        total = sum(report.unasked.values())
+        lines.append(f"{total} question{'s' * (total != 1)} not asked: {whys}")
+    return "\n".join(lines)
+
+
+def as_dict(one: Finding) -> dict:
+    return {
+        "path": one.path,
+        "cell": one.cell or None,
+        "line": one.line,
+        "column": one.column,
+        "code": one.rule.code,
+        "rule": one.rule.name,
+        "severity": one.rule.severity,
+        "message": one.text,
+    }
+
+
+def as_json(report: Report, rules: tuple[Rule, ...], files: int) -> str:
+    found = {
+        "files": files,
+        "findings": [as_dict(one) for one in report.findings],
+        "not_asked": dict(report.unasked),
+        "errors": report.errors,
+    }
+    return json.dumps(found, indent=2)
+
+
+def as_github(report: Report, rules: tuple[Rule, ...], files: int) -> str:
+    """Commands of GitHub's workflows, which mark the line in a pull request."""
+    lines = []
+    for one in report.findings:
+        level = {"note": "notice"}.get(LEVELS[one.rule.severity], LEVELS[one.rule.severity])
+        text = one.text.replace("%", "%25").replace("\n", "%0A")
+        where = (
+            f"file={one.path},line={one.line},col={one.column},title={one.rule.code} ({one.rule.severity})"
+        )
+        lines.append(f"::{level} {where}::{text}")
+    return "\n".join(lines)
+
+
+def as_sarif(report: Report, rules: tuple[Rule, ...], files: int) -> str:
+    """The format that code scanners read."""
+    about = [
+        {
+            "id": rule.code,
+            "name": rule.name,
+            "shortDescription": {"text": rule.question},
+            "defaultConfiguration": {"level": LEVELS[rule.severity]},
+        }
+        for rule in rules
+    ]
+    results = []
+    for one in report.findings:
+        region = {"startLine": one.line, "startColumn": one.column}
+        place = {"artifactLocation": {"uri": one.path.replace("\\", "/")}, "region": region}
+        text = f"cell {one.cell}: {one.text}" if one.cell else one.text
+        results.append(
+            {
+                "ruleId": one.rule.code,
+                "level": LEVELS[one.rule.severity],
+                "message": {"text": text},
+                "locations": [{"physicalLocation": place}],
+            }
+        )
+    tool = {"driver": {"name": "rank-check", "rules": about}}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return json.dumps(
+        {"version": "2.1.0", "$schema": schema, "runs": [{"tool": tool, "results": results}]}, indent=2
+    )
+
+
+FORMATS: dict[str, Callable[[Report, tuple[Rule, ...], int], str]] = {
+    "text": as_text,
+    "json": as_json,
+    "sarif": as_sarif,
+    "github": as_github,
+}
+
+
+INTRO = """\
+# Rules of rank-check
+
+`rank-check train.py notebooks/` reads training scripts, notebooks and folders, and runs nothing. It goes
+through a script as Python would and says what it sees there. By default it asks the rules of *hangs* and
+*wrong*. `--select` and `--ignore` take codes, names and severities, as do lists in the table
+`[tool.rank-check]` of a `pyproject.toml`. The comment `# rank-check: ignore[RC101]` keeps a rule silent about
+its line. The exit code is 1 if something is found, and 2 if a file cannot be read. `rank-check` is also the
+name of a hook for pre-commit.
+"""
+
+
+def page(rules: tuple[Rule, ...]) -> str:
+    """All rules in Markdown: what each asks, what happens else, an example, its cure."""
+    lines = [INTRO]
+    for severity in reversed(SEVERITIES):
+        lines += [f"## {severity.capitalize()}", "", f"{SEVERITIES[severity].capitalize()}.", ""]
+        for rule in [one for one in rules if one.severity == severity]:
+            asked = "" if rule.by_default else " Asked when it is selected."
+            lines += [f"### {rule.code} {rule.name}", "", f"{rule.question}{asked} Lesson {rule.lesson}.", ""]
+            if rule.bad:
+                lines += ["```python", rule.bad, "```", ""]
+            if rule.good:
+                lines += ["Rather:", "", "```python", rule.good, "```", ""]
+    return "\n".join(lines).rstrip()

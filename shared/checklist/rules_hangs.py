@@ -1,0 +1,331 @@
+"""Questions about meetings: do all ranks come to each?"""
+
+import ast
+
+from .conditions import Condition, Leaf, Some, apart, both, leaves, negate
+from .library import OBJECT_COLLECTIVES
+from .machine import Machine
+from .rule import Answers, Found, at, call_in, everyone, in_turn, line, rule, ways
+from .state import Event, Guard
+from .values import each, plain
+
+NOT_WAITED = ("init_process_group",)
+
+
+class Lonely:
+    """A meeting to which not all ranks come: the condition that parts them."""
+
+    def __init__(self, event: Event, guard: Guard, condition: Condition) -> None:
+        self.event, self.guard, self.condition = event, guard, condition
+        self.leaf = apart(condition)[0]
+        self.kind = "own" if any(leaf.kind == "own" for leaf in apart(condition)) else "rank"
+        key = next((leaf.key for leaf in leaves(condition) if leaf.kind == "own"), None)
+        self.why = key[0] if isinstance(key, tuple) else ""  # "except", "uneven"
+
+    @property
+    def place(self) -> ast.AST:
+        if self.guard.kind in ("exit", "loop"):
+            return self.guard.node
+        return call_in(self.event, self.guard.frame)
+
+    @property
+    def who(self) -> str:
+        leaf = self.leaf
+        if isinstance(self.condition, Leaf) or type(self.condition).__name__ == "All":
+            if leaf.kind == "one" and isinstance(leaf.key, int):
+                return f"only rank {leaf.key} comes" if leaf.positive else f"rank {leaf.key} does not come"
+            if leaf.kind == "local one":
+                return (
+                    "only one rank of each machine comes"
+                    if leaf.positive
+                    else "one rank of each machine does not come"
+                )
+        return "only some ranks come"
+
+    def what(self) -> str:
+        """The meeting, and where it is if that is elsewhere."""
+        place = self.place
+        node = self.event.node
+        if place is node or (
+            line(place) == line(node) and self.guard.frame.source is self.event.frame.source
+        ):
+            return self.event.meets
+        where = f"line {line(node)}"
+        if self.guard.frame.source is not self.event.frame.source:
+            where = self.event.frame.source.place(line(node))
+        return f"{self.event.meets} in {where}"
+
+    def found(self, text: str) -> Found:
+        return Found(self.place, self.guard.frame.source, text)
+
+
+def lonely(t: Machine) -> list[Lonely]:
+    """The meetings that some ranks miss, without those that the others come to elsewhere."""
+    known = t.notes.get("lonely")
+    if known is None:
+        found = []
+        for event in t.events:
+            if not event.meets or event.name in NOT_WAITED or in_turn(event):
+                continue
+            around = ways(t, event)
+            if not around:
+                continue
+            one = Lonely(event, *around[0])
+            joins = one.guard.kind == "loop" and t.is_under("join", "Join", contexts=event.contexts)
+            of_part = is_of_a_part(t, event) and one.leaf.kind == "some"
+            if not joins and not of_part and not is_vague(one):
+                found.append(one)
+        known = t.notes["lonely"] = unmatched(found)
+    return known
+
+
+def is_vague(one: Lonely) -> bool:
+    """Whether it is not clear who comes: an option may let all ranks come, ``if on_all or rank == 0:``."""
+    found = list(leaves(one.condition))
+    if any(isinstance(leaf.key, tuple) and leaf.key[0] == "long" for leaf in found) or len(found) > 4:
+        return True
+    mixed = type(one.condition) is Some and any(leaf.kind == "option" for leaf in found)
+    return mixed and one.guard.kind != "exit"
+
+
+def unmatched(found: list[Lonely]) -> list[Lonely]:
+    """Those to which no other one is the mirror; each is the mirror of one at most."""
+    left = list(range(len(found)))
+    for near in (True, False):  # first those in one function
+        for place in list(left):
+            if place not in left:
+                continue
+            for other in left:
+                same = found[place].guard.frame is found[other].guard.frame
+                if other != place and same is near and is_mirror(found[place], found[other]):
+                    left.remove(place)
+                    left.remove(other)
+                    break
+    return [found[place] for place in left]
+
+
+def is_of_a_part(t: Machine, event: Event) -> bool:
+    """Whether a part of the ranks meets there: those of a mesh over which a model is sharded."""
+    if event.name == "full_tensor" or event.of is None:
+        return event.name == "full_tensor"
+    models = [*(t.root(one) for one in each(event.of)), *(used.model for used in event.of.src)]
+    return any(one.note("sharded") == "part" for one in models)
+
+
+def is_mirror(one: Lonely, other: Lonely) -> bool:
+    """Whether the ranks that miss one meeting come to the other: ``if rank == 0: f() else: f()``."""
+    if one is other or one.event.name != other.event.name or one.guard.kind in ("loop", "except"):
+        return False
+    first, second = one.guard.frame, other.guard.frame
+    near = (
+        first is second
+        or first.back is second.back is not None
+        or first.back is second
+        or second.back is first
+    )
+    near = near or (
+        first.function is not None
+        and second.function is not None
+        and first.function.body is second.function.body
+    )
+    if not near:
+        return False
+    return one.condition == negate(other.condition) or both(one.condition, other.condition) is False
+
+
+@rule("RC101", "hangs", "04")
+def meet(t: Machine) -> Answers:
+    """Do all ranks call each collective? Else those that do wait until the timeout.
+
+    Wrong:
+        if rank == 0:
+            accuracy = evaluate(model)  # calls all_reduce
+    Right:
+        accuracy = evaluate(model)
+        if rank == 0:
+            print(accuracy)
+    """
+    for one in lonely(t):
+        if one.kind == "rank" and one.guard.kind in ("if", "choice", "loop"):
+            yield one.found(f"{one.who} to {one.what()}; the others are waited for")
+
+
+@rule("RC102", "hangs", "12")
+def quits(t: Machine) -> Answers:
+    """Do all ranks leave a loop or a function together? Else the others wait in the next collective.
+
+    Wrong:
+        if rank != 0:
+            return
+        dist.barrier()
+    Right:
+        dist.barrier()
+        if rank != 0:
+            return
+    """
+    for one in lonely(t):
+        if one.kind == "rank" and one.guard.kind == "exit" and not may_exclude(one):
+            yield one.found(f"not all ranks leave here: {one.who} to {one.what()}")
+
+
+def may_exclude(one: Lonely) -> bool:
+    """Whether ranks leave only with some option, and the meeting is only come to with another."""
+    leaving = {leaf.key for leaf in leaves(one.condition) if leaf.kind == "option"}
+    meeting = {
+        leaf.key for guard in one.event.guards for leaf in leaves(guard.condition) if leaf.kind == "option"
+    }
+    return bool(leaving) and bool(meeting - leaving)
+
+
+@rule("RC103", "hangs", "12")
+def skip(t: Machine) -> Answers:
+    """Do all ranks decide alike to leave, to skip or to meet? Else the others wait for those that do not.
+
+    Wrong:
+        loss = F.cross_entropy(ddp(x), y)
+        if torch.isnan(loss):
+            continue
+        loss.backward()
+    Right:
+        bad = torch.isnan(loss).float()
+        dist.all_reduce(bad)
+        if bad.item():
+            continue
+    """
+    for one in lonely(t):
+        if one.kind == "own" and not one.why and one.guard.kind != "except":
+            text = "each rank decides by a value of its own"
+            yield one.found(f"{text}; the others wait in {one.what()}")
+
+
+@rule("RC104", "hangs", "13")
+def error(t: Machine) -> Answers:
+    """Does a rank that catches an error stop? Else it goes on alone, and the others wait for it.
+
+    Wrong:
+        try:
+            ddp(x).sum().backward()
+        except RuntimeError:
+            continue
+    Right:
+        ddp(x).sum().backward()  # the job ends, and torchrun starts it again
+    """
+    for one in lonely(t):
+        if one.why == "except":
+            if one.guard.kind == "exit":
+                yield one.found(f"a rank with an error goes on from here; the others wait in {one.what()}")
+            else:
+                yield one.found(f"only a rank with an error comes to {one.what()}")
+    for event in t.named["goes on after an error"]:
+        ends = [
+            one for one in t.named["process ends"] if one.frame is event.frame and one.number > event.number
+        ]
+        if not ends and event.result is not None:
+            yield at(
+                event, f"a rank that catches an error here goes on; the others wait in {event.result.name}"
+            )
+
+
+@rule("RC105", "hangs", "12")
+def uneven(t: Machine) -> Answers:
+    """Has each rank as many batches as the others? Else the last ones wait for those that are done.
+
+    Wrong:
+        mine = Subset(data, range(rank, len(data), world_size))
+    Right:
+        length = len(data) // world_size * world_size
+        mine = Subset(data, range(rank, length, world_size))
+    """
+    for one in lonely(t):
+        if one.why != "uneven" or not isinstance(one.guard.node, ast.For) or stops_early(t, one.guard.node):
+            continue
+        if not t.is_under("join", "Join", contexts=one.event.contexts):
+            text = "ranks have parts of unequal length, so some go round once more than others"
+            yield one.found(f"{text}; they wait in {one.what()}")
+
+
+def stops_early(t: Machine, loop: ast.For) -> bool:
+    """Whether a loop has a break of its own: then it may stop before the parts end."""
+    return any(isinstance(one, ast.Break) for one in ast.walk(loop))
+
+
+@rule("RC106", "hangs", "02")
+def objects(t: Machine) -> Answers:
+    """Has each rank chosen its GPU before nccl sends objects? Else all use GPU 0, and nccl fails or hangs.
+
+    Wrong:
+        dist.init_process_group("nccl")
+        dist.all_gather_object(found, mine)
+    Right:
+        torch.cuda.set_device(local_rank)
+        dist.init_process_group("nccl")
+        dist.all_gather_object(found, mine)
+    """
+    joins = [one for one in t.named["init_process_group"] if is_nccl(one)]
+    if not joins:
+        return
+    for event in t.events:
+        if (
+            event.name in OBJECT_COLLECTIVES
+            and event.meets
+            and not event.uncalled
+            and not chooses_gpu(t, event, joins)
+        ):
+            yield at(
+                event,
+                f"{event.name} over nccl sends from the current GPU: call set_device(local_rank) before",
+            )
+            return
+
+
+def is_nccl(join: Event) -> bool:
+    backend = join.call.get("backend", 0)
+    names = [plain(one) or plain(one.note("default")) for one in each(backend)] if backend is not None else []
+    return any(isinstance(name, str) and "nccl" in name for name in names)
+
+
+def chooses_gpu(t: Machine, event: Event, joins: list[Event]) -> bool:
+    """Whether something before sets the current GPU, or code that is not read may do so."""
+    if (
+        event.call.get("device") is not None
+        or event.call.get("group") is not None
+        and t.is_part(event.call.get("group"))
+    ):
+        return True
+    # `device_id` binds the group to a GPU, but objects are sent from the current one.
+    before = [one for one in t.events if one.number < event.number]
+    if any(one.name in ("set_device", "unread join", "accelerator", "fabric", "deepspeed") for one in before):
+        return True
+    hides = any(
+        one.name == "set item" and plain(one.call.args[1]) == "CUDA_VISIBLE_DEVICES" for one in before
+    )
+    return hides or any(
+        any(word in name.lower() for word in ("dist", "init", "setup", "device", "launch", "env"))
+        for name in t.unread
+    )
+
+
+@rule("RC107", "hangs", "03")
+def both_send(t: Machine) -> Answers:
+    """Does one of two ranks receive while the other sends? Else both wait for the other to receive.
+
+    Wrong:
+        dist.send(x, following)
+        dist.recv(y, previous)
+    Right:
+        works = dist.batch_isend_irecv([P2POp(isend, x, following), P2POp(irecv, y, previous)])
+        for work in works:
+            work.wait()
+    """
+    for event in t.named["send"]:
+        if not everyone(t, event) or not event.of:
+            continue
+        later = [one for one in t.named["recv"] if one.number > event.number and one.frame is event.frame]
+        if later and everyone(t, later[0]):
+            yield at(
+                event,
+                "all ranks send first and receive then: use batch_isend_irecv, or let some receive first",
+            )
+
+
+RULES = (meet, quits, skip, error, uneven, objects, both_send)
