@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from shared.lesson_27 import hosts
+from shared.lesson_27 import cable, hosts
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT, environment, python
@@ -162,7 +162,42 @@ def test_bytes_too_few_or_too_many_are_found(measured: int, wire: ModuleType):
         wire.assert_bytes("x", measured, 1_000_000, 1_448, wire.Config())
 
 
-def test_a_wire_that_is_not_slow_is_found(wire: ModuleType):
-    wire.assert_not_too_fast("x", 0.34, 2**22, 100, wire.Config())
-    with pytest.raises(CourseError, match="the wire alone needs 0.333 s"):
-        wire.assert_not_too_fast("x", 0.3, 2**22, 100, wire.Config())
+@pytest.mark.parametrize(("size", "kind", "seconds"), [(2**22, (100, 0), 0.333), (4096, (100, 10), 0.010)])
+def test_a_wire_that_is_too_fast_is_found(size: int, kind: tuple, seconds: float, wire: ModuleType):
+    wire.assert_not_too_fast("x", 1.02 * seconds, size, kind, wire.Config())
+    with pytest.raises(CourseError, match=f"the wire alone needs {seconds:.3f} s"):
+        wire.assert_not_too_fast("x", 0.9 * seconds, size, kind, wire.Config())
+
+
+# --- Cables in user space ---
+
+
+def frame(port: int, flags: int, protocol: int = 6) -> bytes:
+    """Ethernet, IPv4 and TCP without options."""
+    ip = bytes([0x45, *[0] * 8, protocol, *[0] * 10])
+    return (
+        bytes(12)
+        + b"\x08\x00"
+        + ip
+        + bytes(2)
+        + port.to_bytes(2, "big")
+        + bytes(9)
+        + bytes([flags, *[0] * 6])
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "flags", "protocol", "dropped"),
+    [
+        (29500, 2, 6, False),
+        (29501, 2, 6, True),
+        (29501, 18, 6, False),
+        (29501, 16, 6, False),
+        (29501, 2, 17, False),
+    ],
+    ids=["an open port", "a closed one", "an answer", "a later packet", "not TCP"],
+)
+def test_the_firewall_drops_new_connections_to_closed_ports(
+    port: int, flags: int, protocol: int, dropped: bool
+):
+    assert cable.opens_closed_port(frame(port, flags, protocol), [range(29500, 29501)]) is dropped

@@ -84,9 +84,18 @@ def test_the_lines_of_a_job_script_are_read_as_slurm_reads_them(lines: str, expe
 
 
 def test_the_job_script_of_the_lesson_starts_one_torchrun_on_each_node():
-    options = options_of(JOB_SCRIPT.read_text(encoding="utf-8"))
+    text = JOB_SCRIPT.read_text(encoding="utf-8")
+    options = options_of(text)
     assert (options.nodes, tasks_per_node(options), options.requeue) == (2, 1, True)
     assert options.open_mode == "append"
+    assert options_of(text.replace("##SBATCH", "#SBATCH")).gpus_per_node == "8"
+
+
+def test_the_notice_is_longer_than_torchrun_waits_and_slurm_kills():
+    text = JOB_SCRIPT.read_text(encoding="utf-8")
+    notice = int(text.partition("--signal=B:USR1@")[2].split()[0])
+    longest_save = int(text.partition("LONGEST_SAVE:-")[2].partition("}")[0])
+    assert notice > longest_save + slurm.KILL_WAIT_S
 
 
 def processes_with(word: str) -> list[int]:

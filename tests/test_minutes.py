@@ -27,7 +27,6 @@ OVER = {
     "21": {"exercise"},
     "25": {"exercise"},
     "26": {"exercise"},
-    "27": {"words"},
 }
 LESSONS = read_lessons()
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from shared.lesson_27.hosts import Host, Network, network, run_with_hosts
-from shared.lesson_27.ranks import ranks_on
+from shared.lesson_27.ranks import PORT, ranks_on
 from shared.runtime.errors import CourseError
 from shared.runtime.processes import FORK
 from shared.runtime.results import record_results
@@ -28,6 +28,7 @@ from shared.runtime.run import die_with_launcher
 AGENTS_PORT = 29400  # of their store; that of the ranks is elsewhere
 START_S = 4  # time-out of a start that is to fail, though each rank has come
 CABLE_S = 8  # of ranks whose cable is out: they must have started within it
+RANGE = (50000, 50999)  # of ports that a firewall lets through
 STEPS_AFTER = 20  # all-reduces that are to succeed when the cable is back
 
 
@@ -165,6 +166,27 @@ def names_and_cards(net: Network, cfg: Config, folder: Path) -> list[Row]:
     ]
 
 
+def closed_ports(cfg: Config) -> Row:
+    """A firewall between the hosts, as most clouds have one; with the cure it stays as it is."""
+    first, last = RANGE
+    open_ports = (range(PORT, PORT + 1), range(first, last + 1))
+    with network(2, 100, open_ports=open_ports) as net:
+        with ranks_on(net.hosts, sum_once, timeout_s=START_S) as ranks:
+            message = broken("Connect timeout", ranks.told(cfg.patience_s))
+        for host in net.hosts:
+            host.ask("sh", "-c", f"echo {first} {last} > /proc/sys/net/ipv4/ip_local_port_range")
+        with ranks_on(net.hosts, sum_once) as ranks:
+            cured(ranks.told(cfg.patience_s))
+    return Row(
+        f"a firewall with two holes: port {PORT}, and {first} to {last}",
+        "all ranks find the store. Then each listens at a port that its kernel has chosen, by default from "
+        "32768 to 60999",
+        f'`sysctl -w net.ipv4.ip_local_port_range="{first} {last}"` on each machine; or no firewall between '
+        "them",
+        message,
+    )
+
+
 # --- Cables ---
 
 
@@ -298,7 +320,8 @@ def main(cfg: Config) -> None:
         alone = Agent(net.hosts[2], net.hosts[2].name, folder, hosts=2, conf="join_timeout=5")
         early = Agent(net.hosts[3], net.hosts[0].name, folder, hosts=2, conf="read_timeout=5")
         rows += names_and_cards(net, cfg, folder)
-        print("names and network cards: each start fails, and works with its cure")
+        rows.append(closed_ports(cfg))
+        print("names, network cards, ports: each start fails, and works with its cure")
         cable_is_out_for_a_while(pair, cfg)
         print(f"cable out for {cfg.down_s:.0f} s: no all-reduce meanwhile, then all go on, without an error")
         of_agents = [nobody_comes(alone, cfg), first_one_is_missing(early, cfg)]

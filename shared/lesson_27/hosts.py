@@ -16,10 +16,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
+from shared.lesson_27.cable import MTU, Cables, Ports
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.results import record_results
 from shared.runtime.run import die_with_launcher, run
@@ -30,7 +32,7 @@ SYSTEM_TOOLS = "/usr/sbin"  # there Debian keeps ip and tc
 OWN_SPACES = ("--net", "--uts", "--mount", "--pid")  # network, host name, mounts, processes
 BUCKET = 32 * 1024  # bytes that a host may send at once after a rest
 HEADERS = 14 + 20 + 32  # bytes of Ethernet, IP and TCP with time stamps, in each packet
-LONGEST_SEGMENT = 1514 - HEADERS
+LONGEST_SEGMENT = MTU + 14 - HEADERS
 SWITCH_ON = """
 set -e
 hostname "$0"
@@ -115,10 +117,13 @@ class Host:
             raise CourseError(f"{self.name}: {words}: {done.stderr.strip()}")
         return done.stdout
 
-    def enter(self) -> None:
-        """Move this process, which must have one thread, to the host's network, name and files."""
+    def enter(self, *kinds: str) -> None:
+        """Move this process, which must have one thread, to the host's network, name and files.
+
+        Or to some of these spaces: "net", "uts", "mnt".
+        """
         libc = ctypes.CDLL(None, use_errno=True)
-        for kind in ("net", "uts", "mnt"):
+        for kind in kinds or ("net", "uts", "mnt"):
             descriptor = os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY)
             if libc.setns(descriptor, 0) != 0:
                 raise OSError(ctypes.get_errno(), f"setns to {kind} of {self.name}")
@@ -190,8 +195,14 @@ def switch_on(name: str, address: str, folder: Path) -> Host:
 
 
 @contextmanager
-def network(count: int, mbit: int = 0) -> Iterator[Network]:
-    """``count`` hosts on a switch. At the end, all that runs on them is ended."""
+def network(
+    count: int, mbit: int = 0, delay_s: float = 0.0, open_ports: Ports | None = None
+) -> Iterator[Network]:
+    """``count`` hosts on a switch. At the end, all that runs on them is ended.
+
+    What a host sends arrives ``delay_s`` later. With ``open_ports``, a firewall between the hosts lets TCP
+    connections to no other ports through.
+    """
     if not 1 <= count <= len(NAMES):
         raise InputError(f"there can be 1 to {len(NAMES)} hosts, not {count}")
     with ExitStack() as at_the_end:
@@ -202,14 +213,22 @@ def network(count: int, mbit: int = 0) -> Iterator[Network]:
         (folder / "resolv.conf").write_text("", encoding="utf-8")  # no name server
         switch = switch_on("switch", "", folder)
         at_the_end.callback(switch.switch_off)
-        switch.ask("ip", "link", "add", "bridge", "type", "bridge")
-        switch.ask("ip", "link", "set", "bridge", "up")
         hosts = []
-        for number, address in enumerate(addresses):
-            host = switch_on(NAMES[number], address, folder)
-            at_the_end.callback(host.switch_off)
-            plug_in(host, switch, f"port{number}")
-            hosts.append(host)
+        for name, address in zip(NAMES, addresses, strict=False):
+            hosts.append(switch_on(name, address, folder))
+            at_the_end.callback(hosts[-1].switch_off)
+        if delay_s or open_ports is not None:
+            enter = [partial(host.enter, "net") for host in hosts]
+            at_the_end.callback(Cables(enter, delay_s, open_ports).close)
+            for host in hosts:
+                host.ask("ip", "link", "set", "eth0", "mtu", str(MTU))
+                set_address(host)
+        else:
+            switch.ask("ip", "link", "add", "bridge", "type", "bridge")
+            switch.ask("ip", "link", "set", "bridge", "up")
+            for number, host in enumerate(hosts):
+                plug_in(host, switch, f"port{number}")
+                set_address(host)
         together = Network(hosts, switch)
         together.set_rate(mbit)
         yield together
@@ -220,6 +239,9 @@ def plug_in(host: Host, switch: Host, port: str) -> None:
     cable = ["ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
     switch.ask(*cable, spaces=["--net"])  # not --pid: the number of a process is that of outside
     switch.ask("ip", "link", "set", port, "master", "bridge", "up")
+
+
+def set_address(host: Host) -> None:
     host.ask("ip", "link", "set", "eth0", "addrgenmode", "none")  # no IPv6
     host.ask("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
     host.ask("ip", "link", "set", "eth0", "up")

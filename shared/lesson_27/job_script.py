@@ -111,11 +111,16 @@ def run_by_bash(
     gpus: int,
     environment: dict[str, str],
     limit_s: float,
+    restarts: int = 0,
 ) -> int:
-    """Run a job script as on the first node of a job; return its exit code. Its folder is the job's."""
+    """Run a job script as on the first node of a job; return its exit code. Its folder is the job's.
+
+    ``restarts`` is how often the job has been queued again.
+    """
     told = {
         "SLURM_JOB_ID": JOB,
         "SLURM_JOBID": JOB,
+        "SLURM_RESTART_COUNT": str(restarts),
         "SLURM_NNODES": str(options.nodes),
         "SLURM_JOB_NUM_NODES": str(options.nodes),
         "SLURM_JOB_NODELIST": ",".join(nodes),
@@ -123,6 +128,7 @@ def run_by_bash(
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURMD_NODENAME": nodes[0],
+        "HOSTNAME": nodes[0],  # Slurm sets it for the job script, and srun hands it on
         "SLURM_GPUS_ON_NODE": str(gpus),
         "NAMES_OF_NODES": " ".join(nodes),
         "TASKS_PER_NODE": str(tasks_per_node(options)),

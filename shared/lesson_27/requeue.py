@@ -6,6 +6,7 @@ Run it:  python -m shared.lesson_27.requeue
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,7 @@ from shared.runtime.run import die_with_launcher, run
 from shared.training.launches import Attempt, Training, assert_same_end, attempts_in, expect, newest
 
 JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-ENVIRONMENT["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "240"  # torchrun's patience with a rank that saves, else 30 s
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "CARD": "lo"}  # all nodes are here
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Job:
     def __init__(self, slurm: Slurm, folder: Path, cfg: Config) -> None:
         self.slurm = slurm
         self.checkpoints = folder / "run"
+        self.held: dict[str, psutil.Process] = {}
         options = cfg.options(self.checkpoints)
         self.number = slurm.submit(str(JOB_SCRIPT), str(cfg.script), *options, folder=folder)
         self.log = folder / f"train-{self.number}.log"
@@ -73,12 +74,18 @@ class Job:
     def hold(self) -> list[str]:
         """Stop the ranks where they are, and return their nodes. They would be done before Slurm acts.
 
-        Slurm itself lets them go on: it sends SIGCONT before SIGTERM.
+        Where Slurm ends a job, it lets them go on: it sends SIGCONT before SIGTERM.
         """
-        ranks = self.ranks()
-        for process in ranks.values():
+        self.held = self.ranks()
+        for process in self.held.values():
             process.suspend()
-        return sorted(ranks)
+        return sorted(self.held)
+
+    def let_go_on(self) -> None:
+        """When SIGTERM waits for each of them: the job script has sent it, and no SIGCONT before."""
+        self.slurm.until(lambda: all(map(is_asked_to_end, self.held.values())), "SIGTERM at the ranks")
+        for process in self.held.values():
+            process.resume()
 
     def starts_again(self) -> None:
         """Wait until Slurm has put it into the queue again, and spare it the wait there."""
@@ -88,12 +95,23 @@ class Job:
         return self.errors.read_text(encoding="utf-8")[-2000:] if self.errors.is_file() else ""
 
 
+def is_asked_to_end(process: psutil.Process) -> bool:
+    """Whether SIGTERM waits for a process that is stopped; proc(5)."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        raise CourseError("a rank has ended before anybody sent it SIGTERM") from None
+    pending = int(status.partition("ShdPnd:")[2].split()[0], base=16)
+    return bool(pending & 1 << signal.SIGTERM - 1)
+
+
 # --- What happens to the job ---
 
 
 def out_of_time(job: Job, cfg: Config) -> str:
     """SIGUSR1 to the job script, as --signal=B:USR1@300 asks for 5 minutes before the end of its time."""
     job.slurm.call("scancel", "--signal=USR1", "--batch", job.number)
+    job.let_go_on()
     return "SIGUSR1 to the job script"
 
 

@@ -30,6 +30,8 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontr
 WHERE = os.pathsep.join(["/usr/sbin", "/sbin"])  # of the daemons; not on every user's PATH
 POLL_S = 0.1
 PATIENCE_S = 480.0
+KILL_WAIT_S = 30  # Slurm's default
+CREDENTIALS_S = 5
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # names of nodes that resolve everywhere
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # states of jobs
 TRIES = 5  # with other ports each time
@@ -40,7 +42,7 @@ ClusterName=lesson
 SlurmctldHost=localhost({here})
 SlurmctldPort={port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire={credentials}
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
@@ -59,7 +61,7 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/builtin
 ReturnToService=2
 JobRequeue=0
-KillWait=240
+KillWait={kill_wait}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 FirstJobId={first_job}
@@ -90,12 +92,20 @@ class Slurm:
     """Nodes with these names. Jobs whose programs resolve a node's name need names such as ``ADDRESSES``.
 
     Jobs find the programs of this Python first, and ``environment``. A node has ``gpus`` on paper only.
+    ``kill_wait_s`` seconds pass from SIGTERM to SIGKILL, where Slurm ends something.
     A context: at its end, and also if this process is killed, all daemons and jobs are gone, and the folder.
     """
 
-    def __init__(self, nodes: Sequence[str] = ADDRESSES, gpus: int = 0, **environment: str) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[str] = ADDRESSES,
+        gpus: int = 0,
+        kill_wait_s: int = KILL_WAIT_S,
+        **environment: str,
+    ) -> None:
         self.nodes = list(nodes)
         self.gpus = gpus
+        self.kill_wait_s = kill_wait_s
         self.folder = Path()
         self.environment = environment
         self._keeper: Keeper | None = None  # while this Slurm runs
@@ -172,6 +182,8 @@ class Slurm:
             port=port,
             folder=self.folder,
             user=user,
+            kill_wait=self.kill_wait_s,
+            credentials=CREDENTIALS_S,
             first_job=_first_job(),
             nodes="\n".join(lines),
         )
@@ -219,24 +231,34 @@ class Slurm:
     def state(self, number: str) -> str:
         return self.job(number)["JobState"]
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + PATIENCE_S
+    def until(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+        end = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > end:
-                raise CourseError(f"{self._log('slurmctld')}\nwaited {PATIENCE_S:.0f} s for {what}")
+                raise CourseError(f"{self._log('slurmctld')}\nwaited {patience_s:.0f} s for {what}")
             time.sleep(POLL_S)
 
     def start_now(self, number: str) -> None:
-        """Spare a requeued job its wait: Slurm lets old credentials expire first, here 5 s, else 120 s."""
+        """Spare a requeued job its wait in the queue, but not that for its old credentials to expire.
 
-        def queued() -> bool:
+        They expire ``CREDENTIALS_S`` after the job was ended, by default 120 s. A start before is refused.
+        """
+        queued: list[float] = []  # when it was first seen in the queue again
+
+        def may_start() -> bool:
             state = self.state(number)
-            if state in ENDED:
-                raise CourseError(f"the job is not queued again: {state}")
-            return state == "PENDING"
+            if not queued:
+                if state in ENDED:
+                    raise CourseError(f"the job is not queued again: {state}")
+                if state == "PENDING":
+                    queued.append(time.monotonic())
+                return False
+            return state != "PENDING" or time.monotonic() > queued[0] + CREDENTIALS_S + 1
 
-        self.until(queued, "the job to be in the queue again")
-        self.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+        self.until(may_start, "the job to be in the queue again")
+        self._run(
+            "scontrol", "update", f"JobId={number}", "StartTime=now"
+        )  # else Slurm has started it already
 
     # --- Nodes ---
 

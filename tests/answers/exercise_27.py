@@ -62,16 +62,55 @@ ANSWERS = [
         "torchrun starts 1 ranks on n1, which has 4 GPUs",
         (RUN, RUN.replace(" --nproc-per-node=4", "")),
     ),
+    wrong(
+        "Leaves the rendezvous to its default.",
+        "here n1 is number 0 and n2 is number 0",
+        (RUN, RUN.replace("--rdzv-backend=c10d ", "")),
+    ),
+    wrong(
+        "Starts each node for itself.",
+        "--standalone means one machine",
+        (RUN, RUN.replace("torchrun ", "torchrun --standalone ")),
+    ),
+    wrong(
+        "Numbers the nodes, but keeps the store on another one than number 0.",
+        "number 0 is n2, but the nodes look for the store on n1",
+        (
+            RUN,
+            r"""
+            export head
+            srun bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$((1 - SLURM_NODEID))" \
+              --nproc-per-node=4 --master-addr="$head" --master-port=29500 train.py'
+            """,
+        ),
+    ),
+    wrong(
+        "Forgets the script.",
+        "is not told what to run",
+        (RUN, RUN.replace("train.py ", "")),
+    ),
+    wrong(
+        "Names the folder by the time of the start.",
+        "and starts from nothing",
+        (RUN, RUN.replace("run-$SLURM_JOB_ID", "run-$(date +%s)")),
+    ),
+    right(
+        "Slurm's own name for the node on which the job script runs.",
+        (HEAD, "head=$HOSTNAME"),
+    ),
     right(
         "srun in the background, so that a trap can act while it runs.",
         (
             RUN,
             r"""
-            trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
+            trap 'notice=yes; scancel --signal=TERM "$SLURM_JOB_ID.0"' USR1
             srun --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
               --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:29500" \
               train.py --checkpoints="run-$SLURM_JOB_ID" &
-            wait "$!"
+            wait "$!" && exit
+            code=$?
+            [ -z "$notice" ] || wait "$!" || scontrol requeue "$SLURM_JOB_ID"
+            exit "$code"
             """,
         ),
     ),

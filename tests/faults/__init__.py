@@ -41,7 +41,12 @@ HERE = Path(__file__).parent
 
 
 def place_of(name: str, root: Path) -> Path:
-    """``labs/lab_05_ring.py`` for "05_ring", or for "26_gallery" the module of the lesson's harness."""
+    """``labs/lab_05_ring.py`` for "05_ring", or for "26_gallery" the module of the lesson's harness.
+
+    A job script has its own ending: "27_train.sbatch".
+    """
+    if "." in name:
+        return root / "labs" / f"lab_{name}"
     lab = root / "labs" / f"lab_{name}.py"
     module = root / "shared" / f"lesson_{name[:2]}" / f"{name[3:]}.py"
     return module if module.is_file() and not lab.is_file() else lab

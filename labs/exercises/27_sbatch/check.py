@@ -39,40 +39,65 @@ exec @python@ "$@"
     "hostname": """#!/bin/bash
 echo "$SLURMD_NODENAME"
 """,
+    "date": """#!/bin/bash
+echo "$RANDOM$RANDOM"
+""",
 }
 
 
 @dataclass(frozen=True)
 class Start:
-    """One call of torchrun: on which node, and with which options."""
+    """One call of torchrun: on which node, with which options, and what it starts."""
 
     node: str
     nnodes: str
     ranks: str
+    backend: str  # of the rendezvous
+    node_rank: str  # counts for "static" only
+    alone: bool
     meet: str  # where the nodes look for each other
     name: str
+    script: str
+    checkpoints: str
 
     @property
     def host(self) -> str:
         return self.meet.rpartition(":")[0] or self.meet
 
 
+def with_dashes(word: str) -> str:
+    """An option with dashes in its name: torchrun takes ``--node_rank``, too."""
+    name, sign, value = word.partition("=")
+    return f"{name.replace('_', '-')}{sign}{value}" if word.startswith("--") else word
+
+
 def start_of(note: bytes) -> Start:
     node, *words = note.decode().split("\0")[:-1]
-    options = [
-        word.replace("_", "-") if word.startswith("--") and "=" not in word else word for word in words
-    ]
-    pairs = [word.partition("=") for word in options]
-    options = [f"{name.replace('_', '-')}{sign}{value}" for name, sign, value in pairs]
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--nnodes", default="1")
     parser.add_argument("--nproc-per-node", default="1")
+    parser.add_argument("--rdzv-backend", default="static")
     parser.add_argument("--rdzv-endpoint", default="")
     parser.add_argument("--rdzv-id", default="none")
+    parser.add_argument("--node-rank", default="0")
     parser.add_argument("--master-addr", default="127.0.0.1")
-    known, _ = parser.parse_known_args(options)
-    meet = known.rdzv_endpoint or known.master_addr
-    return Start(node, known.nnodes, known.nproc_per_node, meet, known.rdzv_id)
+    parser.add_argument("--standalone", action="store_true")
+    parser.add_argument("-m", "--module", action="store_true")
+    parser.add_argument("--checkpoints", default="")  # of the script
+    known, others = parser.parse_known_args([with_dashes(word) for word in words])
+    scripts = [word for word in others if word.endswith(".py") or known.module]
+    return Start(
+        node=node,
+        nnodes=known.nnodes,
+        ranks=known.nproc_per_node,
+        backend=known.rdzv_backend,
+        node_rank=known.node_rank,
+        alone=known.standalone,
+        meet=known.rdzv_endpoint or known.master_addr,
+        name=known.rdzv_id,
+        script=scripts[0] if scripts else "",
+        checkpoints=known.checkpoints,
+    )
 
 
 class Trial:
@@ -99,10 +124,10 @@ class Trial:
         for note in self.notes.iterdir():
             note.unlink()
 
-    def attempt_without_slurm(self, options: argparse.Namespace, code: int) -> int:
+    def attempt_without_slurm(self, options: argparse.Namespace, code: int, restarts: int = 0) -> int:
         """Run the script by bash; return its exit code."""
         self.torchrun_ends_with(code)
-        return run_by_bash(self.script, options, NODES, GPUS, self.environment, LIMIT_S)
+        return run_by_bash(self.script, options, NODES, GPUS, self.environment, LIMIT_S, restarts)
 
     def starts(self) -> list[Start]:
         starts = [start_of(note.read_bytes()) for note in self.notes.iterdir()]
@@ -126,6 +151,11 @@ def check_starts(starts: list[Start]) -> None:
             raise Wrong(f"torchrun is started {counts[node]} times on {node}: {ranks}")
     for start in starts:
         check_options(start)
+    check_meeting(starts)
+
+
+def check_meeting(starts: list[Start]) -> None:
+    """Raise Wrong unless the torchruns of all nodes find each other and agree on who is first."""
     if len({start.meet for start in starts}) > 1:
         places = " and ".join(sorted(start.meet for start in starts))
         raise Wrong(f"the nodes do not meet: they look for each other at {places}")
@@ -133,9 +163,28 @@ def check_starts(starts: list[Start]) -> None:
         raise Wrong(f"the nodes look for each other at {starts[0].host!r}, which is none of them")
     if len({start.name for start in starts}) > 1:
         raise Wrong("the nodes do not meet: their --rdzv-id differ")
+    if len({start.backend for start in starts}) > 1 or starts[0].backend not in ("static", "c10d"):
+        raise Wrong(f"the nodes do not meet: --rdzv-backend is {starts[0].backend!r}, take c10d")
+    if starts[0].backend == "static":
+        check_numbers(starts)
+
+
+def check_numbers(starts: list[Start]) -> None:
+    """Without a rendezvous nobody numbers the nodes: each needs its own, and 0 is where the store is."""
+    numbers = [start.node_rank for start in starts]
+    if sorted(numbers) != [str(number) for number in range(len(NODES))]:
+        told = " and ".join(f"{start.node} is number {start.node_rank}" for start in starts)
+        raise Wrong(f"without --rdzv-backend=c10d each node needs a --node-rank of its own; here {told}")
+    (first,) = [start.node for start in starts if start.node_rank == "0"]
+    if starts[0].host != first:
+        raise Wrong(f"number 0 is {first}, but the nodes look for the store on {starts[0].host}")
 
 
 def check_options(start: Start) -> None:
+    if start.alone:
+        raise Wrong(f"--standalone means one machine: on {start.node} torchrun does not look for the other")
+    if not start.script:
+        raise Wrong(f"torchrun on {start.node} is not told what to run: there is no train.py")
     if start.nnodes not in (str(len(NODES)), f"{len(NODES)}:{len(NODES)}"):
         raise Wrong(f"torchrun waits for {start.nnodes} nodes, the job has {len(NODES)}")
     if start.ranks not in (str(GPUS), "gpu", "auto"):
@@ -156,8 +205,12 @@ def check_with_stand_ins(script: str, folder: Path) -> None:
     check_starts(trial.starts())
     if code == 0:
         raise Wrong(f"torchrun ends with exit code {FAILS}, the job with 0: for Slurm it has succeeded")
-    if trial.attempt_without_slurm(options, 0) != 0:
+    before = trial.starts()[0].checkpoints
+    if trial.attempt_without_slurm(options, 0, restarts=1) != 0:
         raise Wrong("torchrun ends with exit code 0, the job does not: for Slurm it has failed")
+    after = trial.starts()[0].checkpoints
+    if before != after:
+        raise Wrong(f"the job saves in {before}; queued again it looks in {after}, and starts from nothing")
     if not options.requeue:
         raise Wrong("after the loss of a node the job is not queued again: the script does not ask for it")
     if options.open_mode not in ("append", "a"):
