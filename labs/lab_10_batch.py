@@ -1,10 +1,11 @@
-"""What a larger global batch does to training, with the same learning rate and with a larger one.
+"""What a larger global batch does to training: after as many epochs, after as many steps, with a larger step.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_batch.py
 Written by:  notebooks/10_training_template.ipynb
 """
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import torch
 import torch.distributed as dist
@@ -21,51 +22,76 @@ from shared.training.models import ConvNet
 
 @dataclass(frozen=True)
 class Config:
-    seed: int = 0
+    seeds: tuple[int, ...] = (0, 1, 2)
     batch: int = 32  # the batch for which the learning rate was chosen
     learning_rate: float = 0.04
     epochs: int = 4
+    warm_up: float = 0.2  # of the steps
     channels: int = 8
-    factors: tuple[int, ...] = (1, 2, 4, 8, 16)
+    factors: tuple[int, ...] = (1, 4, 16)
 
 
-def train(batch: int, learning_rate: float, images: Images, cfg: Config) -> dict:
+RULES = {  # name: (as many epochs or as many steps as the smallest batch, is the learning rate scaled)
+    "same rate, same epochs": ("epochs", False),
+    "scaled rate, same epochs": ("epochs", True),
+    "same rate, same steps": ("steps", False),
+}
+
+
+def batches(images: int, size: int, seed: int):
+    """Without end: batches of one epoch after the other."""
+    for epoch in cycle(range(10**6)):
+        order = torch.randperm(images, generator=torch.Generator().manual_seed(1000 * seed + epoch))
+        yield from order.split(size)[: images // size]
+
+
+def train(rule: str, factor: int, seed: int, images: Images, cfg: Config) -> dict:
     """Train on batches of this size. By lesson 06 it is all the same how many ranks share a batch."""
-    torch.manual_seed(cfg.seed)
+    torch.manual_seed(seed)
     device = images.train_x.device
     model = ConvNet(channels=cfg.channels).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9)
-    steps = 0
-    for epoch in range(cfg.epochs):
-        order = torch.randperm(len(images.train_x), generator=torch.Generator().manual_seed(epoch))
-        for part in order.split(batch)[: len(order) // batch]:
-            optimizer.zero_grad()
-            F.cross_entropy(model(images.train_x[part]), images.train_y[part]).backward()
-            optimizer.step()
-            steps += 1
+    count = len(images.train_x)
+    measure, is_scaled = RULES[rule]
+    steps = cfg.epochs * (count // (cfg.batch * (factor if measure == "epochs" else 1)))
+    rate = cfg.learning_rate * (factor if is_scaled else 1)
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    warm_up = max(1, int(cfg.warm_up * steps))
+    for step, part in enumerate(islice(batches(count, cfg.batch * factor, seed), steps)):
+        optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / warm_up)
+        optimizer.zero_grad()
+        F.cross_entropy(model(images.train_x[part]), images.train_y[part]).backward()
+        optimizer.step()
     with torch.no_grad():
-        scores = model(images.test_x)
-    right = (scores.argmax(1) == images.test_y).float().mean().item()
-    return {"steps": steps, "loss": F.cross_entropy(scores, images.test_y).item(), "right": right}
+        right = (model(images.test_x).argmax(1) == images.test_y).float().mean().item()
+    return {"rule": rule, "factor": factor, "seed": seed, "steps": steps, "right": right}
 
 
 def main(cfg: Config) -> None:
-    with process_group(seed=cfg.seed, timeout_s=120) as group:
+    with process_group(timeout_s=120) as group:
         images = Images(*(part.to(group.device) for part in load_images("digits")))
-        runs = [(rule, factor) for rule in ("same", "scaled") for factor in cfg.factors]
-        mine = {}
-        for rule, factor in progress(runs[group.rank :: group.world_size], "runs"):
-            rate = cfg.learning_rate * (factor if rule == "scaled" else 1)
-            mine[f"{rule} {factor}"] = train(cfg.batch * factor, rate, images, cfg)
+        cases = [(rule, factor, seed) for rule in RULES for factor in cfg.factors for seed in cfg.seeds]
+        mine = cases[group.rank :: group.world_size]
         everyone: list = [None] * group.world_size
-        dist.all_gather_object(everyone, mine)
-        losses = {name: found["loss"] for part in everyone for name, found in part.items()}
-        smallest = losses[f"same {cfg.factors[0]}"]
-        largest = losses[f"same {cfg.factors[-1]}"]
-        if largest <= smallest:
-            raise CourseError("with the same learning rate, the largest batch was to learn least")
-        record_results("lab_10_batch", {"runs": mine, "batch": cfg.batch, "rate": cfg.learning_rate})
-        print_on_rank_0(f"{len(runs)} runs of {cfg.epochs} epochs each")
+        dist.all_gather_object(everyone, [train(*case, images, cfg) for case in progress(mine, "runs")])
+        runs = [run for part in everyone for run in part]
+        for rule in RULES:
+            for factor in cfg.factors:
+                these = [run for run in runs if run["rule"] == rule and run["factor"] == factor]
+                right = sorted(run["right"] for run in these)
+                told = ", ".join(f"{share:.1%}" for share in right)
+                size = cfg.batch * factor
+                print_on_rank_0(f"{rule:24} batch {size:3}, {these[0]['steps']:3} steps: {told}")
+        small, large = (
+            [
+                run["right"]
+                for run in runs
+                if run["rule"] == "same rate, same epochs" and run["factor"] == factor
+            ]
+            for factor in (cfg.factors[0], cfg.factors[-1])
+        )
+        if max(large) >= min(small):
+            raise CourseError("after as many epochs, the largest batch was to have learnt least")
+        record_results("lab_10_batch", {"runs": runs, "batch": cfg.batch})
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import lab_10_train as script
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset
@@ -73,10 +74,15 @@ def joined_steps(data: script.Data, ranks: script.Ranks, cfg: Config) -> nn.Modu
     """The single-process truth: plain PyTorch on the joined batches. Returns the model."""
     options = script.parse(["--batch-size", str(cfg.batch), "--warm-up", "2", "--float64"])
     model = script.build(data, options, ranks)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 1e-4},
+        {"params": [p for p in model.parameters() if p.ndim == 1]},  # norms and biases
+    ]
+    optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9)
     indices = batches_of(data, options, replace(ranks, rank=0, size=1))
     for step in range(cfg.steps):
-        optimizer.param_groups[0]["lr"] = script.learning_rate(step, cfg.total_steps, options)
+        for group in groups:
+            group["lr"] = script.learning_rate(step, cfg.total_steps, options)
         images, labels = data.train[indices[step]]
         loss = F.cross_entropy(model(images.to(ranks.device).double()), labels.to(ranks.device))
         optimizer.zero_grad()
@@ -193,7 +199,8 @@ def evaluation(data: script.Data, ranks: script.Ranks, cfg: Config) -> None:
     indices = batches_of(data, trainer.options, ranks)
     for step in range(cfg.steps):
         trainer.train_step(*data.train[indices[step]], cfg.total_steps)
-    share, seen = script.evaluate(trainer, script.loaders(few, trainer.options, ranks)[1])
+    to_test = script.loaders(few, trainer.options, ranks)[1]
+    share, seen = script.evaluate(trainer, to_test, script.StopSign(ranks))
     images, labels = data.test[list(range(cfg.test_images))]
     with torch.inference_mode():
         scores = trainer.ddp.module(images.to(ranks.device)).cpu()
@@ -243,7 +250,8 @@ def main(cfg: Config) -> None:
 
 
 def ranks_of(group: Group) -> script.Ranks:
-    return script.Ranks(group.rank, group.world_size, group.device)
+    on_cpu = dist.new_group(backend="gloo")
+    return script.Ranks(group.rank, group.world_size, group.device, on_cpu, on_cpu)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NoReturn
@@ -278,11 +279,15 @@ def main(cfg: Config) -> None:
         check_that_nothing_escapes(seen, here / "watched")
         check_that_all_is_flushed(seen)
         cases = cases_of(seen)
+        done = []
         with FORK.Pool(cfg.at_once, initializer=die_with_launcher) as pool:
             distances = pool.imap(partial(kill_and_go_on, unbroken=unbroken, cfg=cfg), cases)
             for case, _ in zip(cases, distances, strict=True):
-                who = "1 rank goes" if case.ranks_then == 1 else f"{case.ranks_then} ranks go"
-                print(f"{case.where}: {who} on from {case.newest}")
+                done.append(case)
+        for (newest, ranks), group in groupby(done, key=lambda case: (case.newest, case.ranks)):
+            told = list(group)
+            what = told[0].where if len(told) == 1 else f"{told[0].where} to {told[-1].where}"
+            print(f"{ranks} rank(s), {len(told):2} kills, {what}: goes on from {newest}")
         print("each file of a checkpoint is flushed before it gets its final name")
         print(f"{len(cases)} kills: each second run ends within {cfg.tolerance:.0e} of the unbroken run")
 

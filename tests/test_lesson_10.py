@@ -1,4 +1,4 @@
-"""The steps of lesson 10 give its script, each of them runs, and faulty batch norms are found."""
+"""The differences of lesson 10 fit, each of their scripts runs, and faulty batch norms are found."""
 
 from pathlib import Path
 
@@ -8,19 +8,19 @@ from torch import nn
 from shared.lesson_10 import diffs
 from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.runtime.errors import InputError
-from shared.tools import steps
 from tests.helpers import ROOT, SCRIPTS
 from tests.launch import Job, run_job, warm_torchrun
 
-TRAIN = ROOT / "labs" / "lab_10_train.py"
-DIFFS = diffs.diffs_of(steps.NOTEBOOK)
-VERSIONS = diffs.versions(steps.FIRST.read_text(encoding="utf-8"), DIFFS)
+NOTEBOOK = ROOT / "notebooks" / "10_training_template.ipynb"
+DIFFS = diffs.diffs_of(NOTEBOOK)
+FIRST = ROOT / "labs" / "lab_10_one_process.py"
+VERSIONS = diffs.versions(FIRST.read_text(encoding="utf-8"), DIFFS)
 
 
-def test_the_steps_reproduce_the_script():
-    assert len(VERSIONS) == 16
-    assert VERSIONS[-1] == TRAIN.read_text(encoding="utf-8")
+def test_the_differences_fit_and_are_short():
+    assert len(VERSIONS) == 3
     assert [diffs.difference(*pair) for pair in zip(VERSIONS, VERSIONS[1:], strict=False)] == DIFFS
+    assert max(len(diff.splitlines()) for diff in DIFFS) <= 60
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_difference_that_does_not_fit_is_found(text: str, expected: str):
 
 @pytest.mark.slow
 def test_the_script_runs_after_each_difference(tmp_path: Path):
-    for number, text in enumerate(VERSIONS[:-1]):
+    for number, text in enumerate(VERSIONS):
         script = tmp_path / f"step_{number:02}.py"
         script.write_text(text, encoding="utf-8")
         done = run_job(Job(script, ("--epochs", "1"), ranks=0 if number == 0 else 2))
@@ -71,6 +71,13 @@ def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None, tmp_path
     done = warm_torchrun(SCRIPTS / "faulty_batch_norm.py", fault, ranks=4, RANK_BY_RANK_RESULTS=str(tmp_path))
     assert (done.returncode == 0) == (expected is None), done.stdout
     assert expected is None or expected in done.stdout
+
+
+@pytest.mark.slow
+def test_our_batch_norm_works_in_a_resnet_and_with_uneven_micro_batches():
+    done = warm_torchrun(SCRIPTS / "batch_norm_in_resnet.py")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "2 micro-batches; the loss is finite: True"
 
 
 def test_what_our_batch_norm_does_not_do_is_refused():

@@ -54,8 +54,9 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _unrows(rows: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """(values, channels) as (batch, channels, ...) again."""
-    return rows.T.reshape(shape[1], shape[0], *shape[2:]).transpose(0, 1).to(dtype)
+    """(values, channels) as (batch, channels, ...) again, no view: a ReLU in place may follow."""
+    apart = rows.T.reshape(shape[1], shape[0], *shape[2:]).transpose(0, 1)
+    return apart.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):

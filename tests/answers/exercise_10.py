@@ -65,17 +65,17 @@ ANSWERS = [
     ),
     wrong(
         "Every epoch has the order of the first.",
-        "the model is not that of one process: parameter 0.weight: differs by",
+        "epoch 2 takes the images in the order of epoch 1",
         ("batches.epoch = epoch", ""),
     ),
     wrong(
         "The mean of the ranks' means; their shares have 9, 8 and 8 images.",
-        "[rank 1] Exercise 10 mend: wrong: the model is not that of one process:",
+        "[rank 1] Exercise 10 mend: wrong: the order is right, but the model is not that of one process:",
         (LOSS, "F.cross_entropy(scores, labels.to(device)).backward()"),
     ),
     wrong(
         "Each rank has an order of its own: some images are taken twice, others never.",
-        "[rank 0] Exercise 10 mend: wrong: the model is not that of one process:",
+        "epoch 1: the ranks together do not take each image of its batches once",
         ("SEED + epoch", "SEED + epoch + dist.get_rank()"),
     ),
     wrong(
@@ -122,7 +122,7 @@ ANSWERS = [
     ),
     wrong(
         "DDP averages what was to be added up.",
-        "[rank 2] Exercise 10 mend: wrong: the model is not that of one process:",
+        "[rank 2] Exercise 10 mend: wrong: the order is right, but the model is not that of one process:",
         ("* (dist.get_world_size() / BATCH)", "/ BATCH"),
     ),
     right(

@@ -122,6 +122,31 @@ ANSWERS = [
         ),
     ),
     right(
+        "A temporary file by tempfile, in the same folder.",
+        (
+            WRITE,
+            """
+            with tempfile.NamedTemporaryFile(dir=latest.parent, delete=False) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new = Path(file.name)
+            """,
+        ),
+        below="import tempfile",
+    ),
+    right(
+        "O_SYNC: each write returns when its bytes are on the disk.",
+        (
+            WRITE,
+            """
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC)
+            os.write(descriptor, data)
+            os.close(descriptor)
+            """,
+        ),
+    ),
+    right(
         "fdatasync, and previous.pt gets its name last.",
         ("os.fsync(file.fileno())", "os.fdatasync(file.fileno())"),
         (

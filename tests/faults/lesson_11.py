@@ -2,6 +2,8 @@
 
 from tests.faults import Fault
 
+SAVING = "11_saving"
+
 FAULTS: list[Fault] = [
     Fault(
         "11_bad_files",
@@ -44,7 +46,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "10_train",
-        '                sync_to_disk(part / "run.json")\n',
+        '        sync_to_disk(part / "run.json")\n',
         "",
         "run.json is renamed before it is flushed",
         run="11_kill_train",
@@ -53,12 +55,12 @@ FAULTS: list[Fault] = [
     # Old ones go before the new one is there.
     Fault(
         "10_train",
-        "        self.finish()\n        self.begin(",
+        "        self.finish()\n        trainer.share_buffers()",
         """        self.finish()
         if self.ranks.rank == 0:
-            for old in self.complete()[self.options.keep - 1 :]:
+            for old in complete_in(self.folder)[self.options.keep - 1 :]:
                 shutil.rmtree(old)
-        self.begin(""",
+        trainer.share_buffers()""",
         "the newest checkpoint is",
         run="11_kill_train",
         ranks=0,
@@ -81,6 +83,40 @@ FAULTS: list[Fault] = [
         'it.scheduler.load_state_dict(saved["scheduler"])',
         "it.scheduler.step()",
         "nothing forgotten: other losses at steps",
+    ),
+    Fault(
+        "11_saving",
+        '        one.checkpoints.finish()\n    expect("when',
+        '    expect("when',
+        "when it is written: ['step_00000002.part'], expected",
+    ),
+    Fault(
+        "10_train",
+        'super().__init__(final.with_suffix(".part"))',
+        "super().__init__(final)",
+        "while it is written: ['step_00000002'], expected ['step_00000002.part']",
+        run=SAVING,
+    ),
+    Fault(
+        "10_train",
+        "                self.succeeded = False\n",
+        "                pass\n",
+        "saved on a full disk: True",
+        run=SAVING,
+    ),
+    Fault(
+        "10_train",
+        'shutil.rmtree(old.rename(old.with_suffix(".part")))',
+        "print(old.name)",
+        "the newest two: ['step_00000002', 'step_00000004', 'step_00000005'], expected",
+        run=SAVING,
+    ),
+    Fault(
+        "10_train",
+        "        trainer.step = step\n",
+        "",
+        "step 3 after a restart",
+        run=SAVING,
     ),
     Fault(
         "11_shards",

@@ -5,8 +5,8 @@ from tests.faults import Fault
 FAULTS: list[Fault] = [
     Fault(
         "10_train",
-        "if checkpoints and (stopped or trainer.step % save_every == 0 or trainer.step == steps):",
-        "if checkpoints and (trainer.step % save_every == 0 or trainer.step == steps):",
+        "    if checkpoints and stopped:\n",
+        "    if False:\n",
         "the step of the newest checkpoint: expected",
         run="13_requeue",
         launch="python",

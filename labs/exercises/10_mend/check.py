@@ -35,13 +35,47 @@ def build(seed: int, group: Group) -> nn.Module:
     return model.double().to(group.device)
 
 
+class Recorded(TensorDataset):
+    """Notes which images are taken, in which order."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.taken: list[int] = []
+
+    def __getitem__(self, index: int) -> tuple:
+        self.taken.append(index)
+        return super().__getitem__(index)
+
+
+def order_of(images: int, epoch: int) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * SEED + epoch)
+    return torch.randperm(images, generator=generator).tolist()
+
+
+def check_order(taken: list[int], count: int, group: Group) -> None:
+    """Whether the ranks together take in each epoch what one process takes."""
+    everyone: list = [None] * group.world_size
+    dist.all_gather_object(everyone, taken)
+    epochs = [
+        [mine[i * len(mine) // EPOCHS : (i + 1) * len(mine) // EPOCHS] for i in range(EPOCHS)]
+        for mine in everyone
+    ]
+    if any(len(mine) > 1 and mine[0] == mine[1] for mine in epochs):
+        raise Wrong(
+            "epoch 2 takes the images in the order of epoch 1: who tells the sampler which epoch it is?"
+        )
+    for epoch in range(EPOCHS):
+        together = sorted(index for mine in epochs for index in mine[epoch])
+        if together != sorted(order_of(count, epoch)[: STEPS * BATCH]):
+            raise Wrong(f"epoch {epoch + 1}: the ranks together do not take each image of its batches once")
+
+
 def reference(train_set: TensorDataset, group: Group) -> nn.Module:
     """One process on the joined batches, from rank 0's model."""
     model = build(0, group)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for epoch in range(EPOCHS):
-        generator = torch.Generator().manual_seed(1000 * SEED + epoch)
-        order = torch.randperm(len(train_set), generator=generator).tolist()
+        order = order_of(len(train_set), epoch)
         for step in range(STEPS):
             images, labels = train_set[order[step * BATCH : (step + 1) * BATCH]]
             optimizer.zero_grad()
@@ -58,7 +92,9 @@ def fit(answer: ModuleType, model: nn.Module, data: list, path: Path, group: Gro
     try:
         dist.monitored_barrier(meeting, timedelta(seconds=TIMEOUT_S))
     except RuntimeError:
-        raise Wrong("fit has returned here, but another rank waits in it for a collective") from None
+        raise Wrong(
+            "fit has returned here, but another rank waits in it for a collective: do all call evaluate?"
+        ) from None
     return accuracy
 
 
@@ -90,14 +126,19 @@ def verify(answer: ModuleType, group: Group) -> str:
     model = build(group.rank, group)
     with tempfile.TemporaryDirectory() as folder:  # each rank has its own
         path = Path(folder) / "model.pt"
-        accuracy = fit(answer, model, [train_set, test_set], path, group)
+        recorded = Recorded(*train_set.tensors)
+        accuracy = fit(answer, model, [recorded, test_set], path, group)
+        check_order(recorded.taken, count, group)
         writers: list = [None] * group.world_size
         dist.all_gather_object(writers, any(Path(folder).iterdir()))
         try:
             assert_same_on_every_rank("parameter", parameters(model))
             off = assert_all_equal("parameter", parameters(model), parameters(alone), TOLERANCE)
         except ParityError as error:
-            raise Wrong(f"the model is not that of one process: {error}") from None
+            why = "has each image the same weight, on a rank with more of them and on one with fewer?"
+            raise Wrong(
+                f"the order is right, but the model is not that of one process: {error}; {why}"
+            ) from None
         recognised = (alone(x[-TEST:]).argmax(1) == y[-TEST:]).sum().item()
         if not isinstance(accuracy, float) or abs(accuracy - recognised / TEST) > TOLERANCE:
             raise Wrong(f"fit returns {accuracy}, but {recognised} of {TEST} images are recognised")

@@ -1,7 +1,7 @@
 """A save of the training script, held up in its middle: not to be read before it is complete.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_saving.py
-Written by:  notebooks/10_training_template.ipynb
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_saving.py
+Written by:  notebooks/11_checkpoints.ipynb
 """
 
 import contextlib
@@ -81,9 +81,11 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
     """Save after step 2, with a writer that waits until step 3 is done; return what step 2 had."""
+    reached = threading.Event()
     gate = threading.Event()
 
     def wait_at_the_gate(original, self, plan, planner):
+        reached.set()
         gate.wait()
         return original(self, plan, planner)
 
@@ -92,8 +94,9 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
     with writer(wait_at_the_gate):
         one.checkpoints.save(one.trainer)
         try:
+            reached.wait()
             expect("while it is written", names(folder), ["step_00000002.part"])
-            expect("to go on from", one.checkpoints.complete(), [])
+            expect("to go on from", script.complete_in(folder), [])
             one.steps(1)
             print_on_rank_0("step 3 is done meanwhile")
         finally:

@@ -1,0 +1,51 @@
+"""The training script with a ResNet, whose batch norm our own synchronizes on the CPU: 9 images on two ranks.
+
+Rank 0 has 5 of them, rank 1 has 4. A step on all at once is compared with plain PyTorch on the joined batch.
+In micro-batches of up to 4 both ranks must make two: else one waits for ever in a batch norm.
+"""
+
+import sys
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import TensorDataset
+
+from labs import lab_10_train as script
+from shared.lesson_10.sync_batch_norm import convert_batch_norm
+
+BATCH = 9
+
+
+def main() -> int:
+    ranks = script.join(script.parse(["--timeout", "60"]))
+    data = script.random_images(32, BATCH)
+    data = replace(data, train=TensorDataset(data.train.tensors[0], data.train.tensors[1] % 10), classes=10)
+    indices = range(ranks.rank, BATCH, ranks.size)
+    images, labels = data.train[list(indices)]
+    original = script.build
+    script.build = lambda *arguments: convert_batch_norm(original(*arguments))
+    model = ["--model", "resnet18", "--float64", "--clip", "0", "--warm-up", "0", "--weight-decay", "0"]
+    options = script.parse([*model, "--batch-size", str(BATCH)])
+    trainer = script.Trainer(data, options, ranks)
+    trainer.train_step(images, labels, 10)
+
+    alone = original(data, options, ranks)
+    x, y = data.train[:]
+    F.cross_entropy(alone(x.double()), y).backward()
+    torch.optim.SGD(alone.parameters(), options.lr).step()
+    tensors = dict(trainer.ddp.module.state_dict())
+    for name, expected in alone.state_dict().items():
+        torch.testing.assert_close(tensors[name], expected, rtol=0, atol=1e-8, msg=f"{name} differs")
+
+    trainer = script.Trainer(data, script.parse([*model, f"--batch-size={BATCH}", "--micro-batch=4"]), ranks)
+    loss = trainer.train_step(images, labels, 10)
+    if ranks.rank == 0:
+        print(f"{trainer.pieces()} micro-batches; the loss is finite: {bool(loss.isfinite())}")
+    script.dist.barrier()
+    script.dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
