@@ -1,4 +1,4 @@
-"""What Join does for the loop of lab_12_join: an end without error, two kinds of averages, a metric.
+"""What Join does for the loop of lab_12_join: an end without error, and two kinds of averages.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_averages.py
 Written by:  notebooks/12_uneven_inputs.ipynb
@@ -13,7 +13,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lab_12_join import train
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
@@ -197,62 +196,6 @@ def check_training(by_all: bool, cfg: Config, group: Group) -> None:
     )
 
 
-# --- A metric ---
-
-
-class MeanLoss(Joinable):
-    """The mean loss over all inputs. ``total`` is (sum of losses, inputs) of all ranks, equal on each."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.total = torch.zeros(2, dtype=torch.float64, device=device)
-
-    def add(self, loss: float, inputs: int) -> None:
-        """Collective: each rank that has inputs calls it once in each step."""
-        Join.notify_join_context(self)  # "I still have inputs"; only the first in Join's list says it
-        self.reduce(loss, inputs)
-
-    def reduce(self, loss: float, inputs: int) -> None:
-        now = self.total.new_tensor([loss, inputs])
-        dist.all_reduce(now)
-        self.total += now
-
-    def join_hook(self, **kwargs) -> JoinHook:
-        return AnswerWithZeros(self)
-
-    @property
-    def join_device(self) -> torch.device:
-        return self.total.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        return dist.group.WORLD
-
-
-class AnswerWithZeros(JoinHook):
-    """What a rank without inputs does in each step of the others: no loss, but an answer."""
-
-    def __init__(self, metric: MeanLoss) -> None:
-        self.metric = metric
-
-    def main_hook(self) -> None:
-        self.metric.reduce(0.0, 0)
-
-
-def check_metric(cfg: Config, group: Group) -> None:
-    """Rank r's k-th loss is 10 r + k, so that no loss can stand in for another."""
-    metric = MeanLoss(group.device)
-    with Join([metric]):
-        for k in range(cfg.inputs + group.rank):
-            metric.add(10.0 * group.rank + k, 1)
-    losses = [10.0 * rank + k for rank in range(group.world_size) for k in range(cfg.inputs + rank)]
-    loss, inputs = metric.total.tolist()
-    expected = [sum(losses), len(losses)]
-    if [loss, inputs] != expected:
-        raise CourseError(f"the metric holds {[loss, inputs]}, expected {expected}")
-    print_in_rank_order(f"our metric: {inputs:.0f} inputs, mean loss {loss / inputs:.4f}")
-
-
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         three_ways(cfg, group)
@@ -264,7 +207,6 @@ def main(cfg: Config) -> None:
         for by_all in (True, False):
             check_training(by_all, cfg, group)
         print_on_rank_0("trained with either divisor: the parameters of one process")
-        check_metric(cfg, group)
         record_results("lab_12_averages", found)
 
 

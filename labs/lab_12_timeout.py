@@ -1,14 +1,11 @@
-"""What a timeout does when a rank comes late, what it does not do, and how to learn who is missing.
+"""What a timeout does when a rank comes late, and what it does not do.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_timeout.py
 Written by:  notebooks/12_uneven_inputs.ipynb
 """
 
-import os
-import pickle
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -61,13 +58,6 @@ def add_ones(pg: dist.ProcessGroup) -> None:
         raise CourseError(f"the sum is {x.tolist()}")
 
 
-def on_record() -> str:
-    """The last call of this rank in the flight recorder: what it was, its state, where it was made."""
-    entry = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"][-1]
-    where = next(frame["name"] for frame in entry["frames"] if "lab_12" in frame["filename"])
-    return f"{entry['profiling_name']} of {entry['input_sizes'][0]}, {entry['state']}, in {where}()"
-
-
 def show(what: str, said: str, *expected: str) -> list[str]:
     """Print what each rank said, and return it. Collective. ``said`` must begin as one of ``expected``."""
     print_on_rank_0(f"{what}:")
@@ -83,20 +73,15 @@ def too_late(cfg: Config, group: Group) -> None:
     """The last rank comes when the others have given up; then all try again, and once more in a new group."""
     last = group.rank == group.world_size - 1
     pg = gloo_group(cfg.timeout_s)
-    recorded = "was elsewhere"
     if last:
         dist.barrier()  # in the default group: the others come to it after they have given up
         said = said_by(add_ones, pg)  # nobody has ended this rank meanwhile
         expected = (CLOSED,)
     else:
-        work = dist.all_reduce(torch.ones(2), group=pg, async_op=True)  # it begins: nobody waits yet
-        said = said_by(work.wait)
-        recorded = on_record()
+        said = said_by(add_ones, pg)
         expected = (TIMED_OUT.format(1000 * cfg.timeout_s), CLOSED)
         dist.barrier()
     everyone = show(f"timeout {cfg.timeout_s:g} s, the last rank comes later", said, *expected)
-    in_flight = ("gloo:all_reduce of [2], scheduled, in too_late()", "was elsewhere")
-    show("the last call in the flight recorder", recorded, *in_flight)
     # Of several that wait, one may give up a moment earlier, and the others hear that. One says why.
     assert TIMED_OUT.format(1000 * cfg.timeout_s) in everyone
     show("the same group, all in time", said_by(add_ones, pg), CLOSED)
@@ -117,47 +102,10 @@ def many_short_waits(cfg: Config, group: Group) -> None:
     )
 
 
-@contextmanager
-def no_stderr() -> Iterator[None]:
-    """Drop what C++ writes: monitored_barrier logs its error beside raising it."""
-    kept = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
-def roll_call(present: tuple[int, ...], wait_all_ranks: bool, cfg: Config, group: Group) -> None:
-    """Only ``present`` come to a monitored barrier. Rank 0, who is among them, says who does not."""
-    pg = gloo_group(cfg.timeout_s)
-    timeout = timedelta(seconds=cfg.timeout_s)
-    absent = [rank for rank in range(group.world_size) if rank not in present]
-    said = "was elsewhere"
-    if group.rank in present:
-        with no_stderr():
-            # Without `timeout` it waits 30 minutes, whatever the group's own timeout is.
-            said = said_by(dist.monitored_barrier, pg, timeout, wait_all_ranks)
-    named = f"Rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} failed to pass monitoredBarrier in"
-    expected = f"[Rank 0]: {named} {1000 * cfg.timeout_s:.0f} ms"
-    if group.rank in present[1:]:
-        expected = f"Rank {group.rank} successfully reached monitoredBarrier, but received errors"
-    if group.rank in absent:
-        expected = "was elsewhere"
-    show(f"monitored barrier without {absent}", said, expected)
-
-
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         too_late(cfg, group)
         many_short_waits(cfg, group)
-        n = group.world_size
-        roll_call(tuple(range(n - 1)), False, cfg, group)
-        if n > 2:
-            roll_call((0,), True, cfg, group)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,21 @@
 """Lesson 13: its labs read processes and logs right, and the script of lesson 10 survives random kills."""
 
-import json
 import os
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
+from shared.runtime.ports import HERE, free_port
 from shared.runtime.processes import is_running
 from shared.training.launches import attempts_in, newest
-from tests.helpers import ROOT, SCRIPTS, python
+from tests.helpers import HANG_S, ROOT, SCRIPTS, environment, python
+from tests.launch import Job, run_job
 
 LABS = ROOT / "labs"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-
-
-@pytest.fixture(scope="module")
-def torchft() -> ModuleType:
-    return load_file(LABS / "lab_13_torchft.py")
 
 
 def test_this_process_runs():
@@ -34,14 +29,6 @@ def test_a_child_that_has_ended_does_not_run():
     assert not is_running(child)
     os.waitpid(child, 0)
     assert not is_running(child)
-
-
-@pytest.mark.slow
-def test_the_lab_that_forks_does_not_hang_where_torch_has_several_threads(tmp_path: Path):
-    lab, results = LABS / "lab_13_interval.py", str(tmp_path)
-    done = python(lab, OMP_NUM_THREADS="2", RANK_BY_RANK_RESULTS=results)
-    assert done.returncode == 0, done.stdout
-    assert "bit for bit" in done.stdout
 
 
 STEP = '{{"step": {}, "loss": 1.0}}\n'
@@ -70,55 +57,54 @@ def test_a_save_that_was_not_finished_does_not_count(tmp_path: Path):
     assert newest(tmp_path) == 14
 
 
-class ToldGroup:
-    """A replica group that has ended, and told this."""
-
-    def __init__(self, *entries: dict) -> None:
-        self.entries = entries
-
-    def told(self, event: str) -> list[dict]:
-        return [entry for entry in self.entries if entry["event"] == event]
-
-
-def survivor_and_replacement(torchft: ModuleType, change: str = "") -> list[ToldGroup]:
-    """As in a good run, but for the first group's line that begins with ``change``."""
-    lines = []
-    for step in range(60):
-        groups = 1 if 10 <= step < 30 else 2
-        if step == 10:
-            lines.append({"event": "step", "step": 10, "groups": 2, "counts": False})
-        lines.append({"event": "step", "step": step, "groups": groups, "counts": True})
-    weights = {"event": "end", "weights": torchft.unbroken(torchft.Config())}
-    kept = [line for line in lines if not change or not json.dumps(line).startswith(change)]
-    return [ToldGroup(*kept, weights), ToldGroup({"event": "healed", "step": 30}, weights)]
+def start_agent(node: int, port: int, log: Path, checkpoint: Path) -> subprocess.Popen:
+    """torchrun of one machine of two, as lesson 27 starts it."""
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:{port}", f"--rdzv-id={port}"]
+    own = [f"--local-addr=127.0.0.{1 + node}", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *meet,
+        *own,
+        LABS / "lab_13_restart.py",
+        checkpoint,
+    ]
+    told = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    with log.open("w") as output:
+        return subprocess.Popen(command, env=told, stdout=output, stderr=subprocess.STDOUT)
 
 
-def test_a_good_run_of_torchft_is_green(torchft: ModuleType):
-    torchft.check(*survivor_and_replacement(torchft), torchft.Config())
+@pytest.mark.slow
+def test_the_plain_lab_restarts_on_two_agents_and_a_new_launch_finds_its_checkpoint(tmp_path: Path):
+    port, checkpoint = free_port(), tmp_path / "run.pt"
+    logs = [tmp_path / f"{node}.log" for node in (0, 1)]
+    agents = [start_agent(node, port, log, checkpoint) for node, log in enumerate(logs)]
+    try:
+        codes = [agent.wait(HANG_S) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    said = "".join(log.read_text(encoding="utf-8") for log in logs)
+    assert codes == [0, 0], said
+    assert [line for line in said.splitlines() if line.startswith("2 ranks")] == [
+        "2 ranks train from step 0",
+        "2 ranks train from step 10",
+    ]
+    assert "equal those of one process" in said
+    again = run_job(Job(LABS / "lab_13_restart.py", [checkpoint], ranks=3))
+    assert again.returncode == 0, again.stdout
+    assert "3 ranks train from step 20" in again.stdout
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ('{"event": "step", "step": 10, "groups": 2', "only step 10 was to be done again"),
-        ('{"event": "step", "step": 20', "the survivor was to do each step once"),
-        ('{"event": "step", "step": 10, "groups": 1', "the survivor was to do each step once"),
-    ],
-)
-def test_a_bad_run_of_torchft_is_red(torchft: ModuleType, change: str, expected: str):
-    with pytest.raises(CourseError, match=expected):
-        torchft.check(*survivor_and_replacement(torchft, change), torchft.Config())
-
-
-def test_groups_that_end_apart_are_red(torchft: ModuleType):
-    survivor, replacement = survivor_and_replacement(torchft)
-    end = {"event": "end", "weights": [[[0.0] * 8], [0.0]]}
-    apart = ToldGroup(replacement.entries[0], end)
-    with pytest.raises(CourseError, match="different weights"):
-        torchft.check(survivor, apart, torchft.Config())
-    both = [ToldGroup(*survivor.entries[:-1], end), apart]
-    with pytest.raises(CourseError, match="differs by"):
-        torchft.check(*both, torchft.Config())
+def test_the_plain_lab_refuses_several_machines_with_one_store(monkeypatch: pytest.MonkeyPatch):
+    lab = load_file(LABS / "lab_13_restart.py")
+    told = {"RESTART_COUNT": "0", "USE_AGENT_STORE": "True"}
+    for name, value in told.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        lab.store_of_this_attempt(rank=0)
 
 
 @pytest.mark.slow

@@ -38,6 +38,29 @@ ANSWERS = [
         ),
     ),
     wrong(
+        "A rank without data answers the count, but not the gradients.",
+        "one batch more by rank: rank 0 calls all_reduce of 8 bytes, rank 1 calls all_reduce of",
+        train_to_the_end="""
+        stream = iter(batches)
+        steps = 0
+        while True:
+            batch = next(stream, None)
+            images = torch.zeros(1, dtype=torch.float64)
+            if batch is not None:
+                images += len(batch[0])
+            dist.all_reduce(images)
+            if not images:
+                return steps
+            optimizer.zero_grad()
+            if batch is not None:
+                (loss_sum(model(batch[0]), batch[1]) / images).backward()
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+            steps += 1
+        """,
+    ),
+    wrong(
         "Sums of losses divided by the number of ranks.",
         "equal streams: after training, parameter 1.weight (torch.float64) is off",
         ("part / total", "part / dist.get_world_size()"),
@@ -55,7 +78,7 @@ ANSWERS = [
     ),
     wrong(
         "The loop of one process: a rank without data goes home, and the others wait.",
-        "one batch more by rank: 3 steps on the rank with 3 batches",
+        "one batch more by rank: rank 0 calls nothing more, rank 1 calls all_reduce",
         (
             "images = 0",
             """

@@ -44,6 +44,11 @@ ANSWERS = [
         ("round(math.sqrt(2 * save_cost * steps / kills))", "12"),
     ),
     wrong(
+        "The formula without its 2.",
+        "50 is no good interval",
+        ("2 * save_cost", "save_cost"),
+    ),
+    wrong(
         "Restores the model alone.",
         "but not the momentum after step",
         ('run.optimizer.load_state_dict(saved["optimizer"])', ""),
@@ -86,6 +91,21 @@ ANSWERS = [
             """,
         ),
         below="import shutil",
+    ),
+    right(
+        "Rank 0 reads the file, and hands what is in it to the others.",
+        (
+            LOAD,
+            """
+            box = [load_checkpoint(path, group.device) if group.rank == 0 and path.exists() else None]
+            dist.broadcast_object_list(box)
+            if box[0]:
+                run.model.load_state_dict(box[0]["model"])
+                run.optimizer.load_state_dict(box[0]["optimizer"])
+                done = box[0]["step"]
+            """,
+        ),
+        below="import torch.distributed as dist",
     ),
     right(
         "Saves the step to begin with, and calls save_atomically by its module.",

@@ -13,13 +13,6 @@ FAULTS: list[Fault] = [
         ranks=0,
     ),
     Fault(
-        "13_interval",
-        'optimizer.load_state_dict(saved["optimizer"])',
-        "pass",
-        "every 4 steps",
-        ranks=0,
-    ),
-    Fault(
         "13_left_behind",
         'key.startswith("default_pg/")',
         'key.startswith("pg/")',
@@ -36,10 +29,10 @@ FAULTS: list[Fault] = [
         ranks=0,
     ),
     Fault(
-        "13_orphans",
-        "ctypes.CDLL(None).prctl(1, 9);",
-        "ctypes.CDLL(None).prctl(1, 0);",
-        "plain ranks were to outlive their launcher, and the others were not",
+        "13_regroup",
+        "dist.broadcast(momentum, giver)",
+        "pass",
+        "the end differs from that of an unbroken run",
         launch="python",
         ranks=0,
     ),
@@ -58,13 +51,7 @@ FAULTS: list[Fault] = [
         "the end differs from that of an unbroken run",
         launch="torchrun",
         options=("--max-restarts=1",),
-    ),
-    Fault(
-        "13_torchft",
-        'if find_spec("torchft") is None:',
-        'if find_spec("torch") is None:',
-        "No package metadata was found for torchft",
-        ranks=0,
+        arguments=("FOLDER/run.pt",),
     ),
     Fault(
         "13_try_except",

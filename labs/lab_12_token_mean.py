@@ -1,0 +1,137 @@
+"""Under DDP and FSDP2 the steps of lab_12_tokens are those of one process; two usual ways to average are not.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_token_mean.py
+Written by:  notebooks/12_uneven_inputs.ipynb
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from lab_12_tokens import (
+    NOT_COUNTED,
+    MicroBatch,
+    average_if,
+    build,
+    loss_sum,
+    micro_batches_of,
+    train_step,
+)
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 3
+    learning_rate: float = 0.5
+    tolerance: float = 1e-12  # float64
+    apart: float = 1e-3  # what differs, differs by more
+
+
+Weight = Callable[[list[MicroBatch], MicroBatch], torch.Tensor | float]
+
+
+def count(some: list[MicroBatch]) -> torch.Tensor:
+    return sum((labels != NOT_COUNTED).sum() for _, labels in some)
+
+
+def mean_of_micro_batches(own: list[MicroBatch], one: MicroBatch) -> torch.Tensor:
+    """cross_entropy's own mean, divided by the number of micro-batches: what accumulating loops did."""
+    return 1 / (len(own) * count([one]))
+
+
+def mean_of_ranks(own: list[MicroBatch], one: MicroBatch) -> torch.Tensor:
+    """Right on one rank: the tokens of all its micro-batches. Then the ranks' means are averaged."""
+    return 1 / count(own)
+
+
+WRONG = {"a mean of each micro-batch": mean_of_micro_batches, "a mean of each rank": mean_of_ranks}
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "DDP": DistributedDataParallel,
+    "FSDP2": fully_shard,
+}
+
+
+def wrong_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, own: list[MicroBatch], weight: Weight
+) -> None:
+    for number, one in enumerate(own, start=1):
+        with average_if(number == len(own), model):
+            (loss_sum(model, one) * weight(own, one)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def new_run(cfg: Config, group: Group, wrapper: Callable) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = wrapper(build(group.device).double())
+    return model, torch.optim.SGD(model.parameters(), cfg.learning_rate)
+
+
+def weights_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Whole and by name; of a sharded model they are gathered, so all ranks have to call it."""
+    found = []
+    for name, parameter in model.named_parameters():
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        found.append((name.removeprefix("module."), whole.detach()))
+    return found
+
+
+def micro_batches(name: str, rank: int, step: int, group: Group) -> list[MicroBatch]:
+    return micro_batches_of(rank, step, name == "FSDP2", group.device)
+
+
+def reference(name: str, cfg: Config, group: Group) -> list[tuple[str, torch.Tensor]]:
+    """One process on the micro-batches of all ranks: the mean over all tokens of a step."""
+    model, optimizer = new_run(cfg, group, lambda model: model)
+    for step in range(cfg.steps):
+        everyone = [one for rank in range(group.world_size) for one in micro_batches(name, rank, step, group)]
+        optimizer.zero_grad()
+        (sum(loss_sum(model, one) for one in everyone) / count(everyone)).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+def check_right(name: str, truth: list, cfg: Config, group: Group) -> None:
+    model, optimizer = new_run(cfg, group, WRAPPERS[name])
+    with record() as log:
+        for step in range(cfg.steps):
+            train_step(model, optimizer, micro_batches(name, group.rank, step, group))
+    assert_all_equal(name, weights_of(model), truth, cfg.tolerance)
+    averages = log.count("all_reduce") + log.count("reduce_scatter")
+    if averages != 2 * cfg.steps:
+        raise CourseError(f"{name}: {averages} averages in {cfg.steps} steps, expected 2 in each")
+    print_on_rank_0(f"{name:5}  weighted by all tokens: the weights of one process, 2 averages in each step")
+
+
+def check_wrong(name: str, way: str, truth: list, cfg: Config, group: Group) -> None:
+    model, optimizer = new_run(cfg, group, WRAPPERS[name])
+    for step in range(cfg.steps):
+        wrong_step(model, optimizer, micro_batches(name, group.rank, step, group), WRONG[way])
+    pairs = zip(weights_of(model), truth, strict=True)
+    off = max((mine - other).abs().max().item() for (_, mine), (_, other) in pairs)
+    if off < cfg.apart:
+        raise CourseError(f"{name}, {way}: off by {off:.1e}, it was to differ")
+    print_on_rank_0(f"{name:5}  {way}: off by {off:.0e}")
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        for name in WRAPPERS:
+            truth = reference(name, cfg, group)
+            check_right(name, truth, cfg, group)
+            for way in WRONG:
+                check_wrong(name, way, truth, cfg, group)
+
+
+if __name__ == "__main__":
+    run(main, Config())
