@@ -20,6 +20,7 @@ from shared.checklist.findings import RULES, Report, check, examine, findings
 from shared.checklist.report import page
 from shared.checklist.rule import SEVERITIES
 from shared.checklist.sources import Project, Source, read_notebook
+from tests import checklist_corpus as corpus
 from tests.helpers import ROOT, command, python
 
 FOLDER = Path(__file__).parent / "checklist"
@@ -125,6 +126,24 @@ def test_rules_of_speed_and_style_are_asked_when_they_are_selected():
         assert rules_in(name, text, rules) == []
         assert set(rules_in(name, text.replace(old, new), rules)) == {rule}
         assert rule not in rules_in(name, text.replace(old, new))
+
+
+def test_the_readme_says_how_often_it_is_right():
+    scripts = corpus.read_list()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for unseen in (True, False):
+        told = corpus.sentence([one for one in scripts if one.unseen is unseen])
+        assert told in readme, told
+    verdicts = {one.verdict for script in scripts for one in script.findings}
+    rules = {one.rule for script in scripts for one in (*script.findings, *script.faults)}
+    assert verdicts <= {"true", "false"} and rules <= {rule.name for rule in RULES}
+
+
+def test_a_fault_is_planted_line_by_line(tmp_path: Path):
+    write(tmp_path, "train.py", "if first:\n    save()\n    wait()\n")
+    corpus.plant(tmp_path, "train.py", "2 try:|    save() & train.py:+4 leave()")
+    text = (tmp_path / "train.py").read_text(encoding="utf-8")
+    assert text == "if first:\n    try:\n        save()\n    leave()\n    wait()\n"
 
 
 # --- Our own labs ---

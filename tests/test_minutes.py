@@ -16,7 +16,7 @@ MOST = {"words": 2500, "lines": 400, "reading": 60, "exercise": 30}
 # {lesson: what it has too much of}. It may only shrink.
 OVER = {
     "09": {"exercise"},
-    "10": {"words", "lines"},
+    "10": {"lines"},
     "16": {"exercise"},
     "18": {"exercise"},
     "19": {"exercise"},

@@ -487,6 +487,8 @@ class Expressions(State):
             return Role(number)
         found = self.mixed([left, right], ("computed", hash((left.key, sign, right.key))))
         self.note_kind_of_number(found, left, sign, right)
+        if sign == "Mult":
+            found.mark(factors=(left.key, right.key))
         if sign in ("Mod", "FloorDiv", "Sub", "BitAnd"):
             found.mark(number=True)
         return found
@@ -624,7 +626,7 @@ def computed_role(left: Value, sign: str, right: Value) -> str:
     first, second = role(left), role(right)
     if sign == "Add":
         for one, other in ((first, right), (second, left)):
-            if one in ("local rank", "index") and (other.name == "first rank of node" or other.vary & RANK):
+            if one in ("local rank", "index") and (other.note("factors") or other.vary & RANK):
                 return "rank"
     if (
         sign == "Mod"

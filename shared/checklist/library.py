@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .conditions import Leaf, apart, leaves
+from .conditions import Leaf, apart, either, leaves
 from .names import bare, role_of_call, who_of_name, words
 from .objects import Objects
 from .state import Call, Exit
@@ -20,6 +20,7 @@ from .values import (
     SHAPE,
     UNEVEN,
     UNKNOWN,
+    Choice,
     Class,
     Const,
     Function,
@@ -610,7 +611,9 @@ def _parallelize(s: Library, call: Call, name: str) -> Value:
 def _spawn(s: Library, call: Call, name: str) -> Value:
     given = call.get("args", 1)
     arguments = list(given.items) if isinstance(given, Items) else []
-    function = call.get("fn", 0)
+    function, number = call.get("fn", 0), call.get("nprocs", 2)
+    if number is not None:
+        s.spawned.append(number)
     if function is not None:
         s.launch(function, arguments, call, index=True)
     return Value()
@@ -1073,13 +1076,14 @@ def _isinstance(s: Library, call: Call, name: str) -> Value:
 def _hasattr(s: Library, call: Call, name: str) -> Value:
     given, wanted = (call.args + [Value(), Value()])[:2]
     if plain(wanted) == "module":
-        found = [isinstance(one, Thing) and one.kind in ("ddp", "dp", "fsdp") for one in each(given)]
         known = [
-            isinstance(one, Thing) and (one.kind in ("ddp", "dp", "fsdp") or one.kind == "module")
+            isinstance(one, Thing) and one.kind in ("ddp", "dp", "fsdp", "module") or one.note("wrapper")
             for one in each(given)
         ]
-        if all(known) and len(set(found)) == 1:
-            return Const(found[0])
+        if all(known):
+            ways = given.choices if isinstance(given, Choice) else [(True, given)]
+            test = either(*(way for way, one in ways if things(one, "ddp", "dp", "fsdp")))
+            return Const(test) if isinstance(test, bool) else s.tested(test, [])
     return Value(key=("hasattr", given.key, wanted.key))
 
 
@@ -1109,6 +1113,12 @@ def _dict(s: Library, call: Call, name: str) -> Value:
         items[...] = s.mixed(call.args)
     items.update(call.keywords)
     return Pairs(items)
+
+
+@of("collections.defaultdict")
+def _defaultdict(s: Library, call: Call, name: str) -> Value:
+    made = s.call_value(call.args[0], Call(call.node, [])) if call.args else Value()
+    return Pairs({...: made})
 
 
 @of("builtins.max builtins.min builtins.sum")

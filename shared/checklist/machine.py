@@ -361,6 +361,7 @@ class Machine(Statements, Library):
     def returned(self, frame: Frame, falls: bool) -> Value:
         if frame.yielded:
             found = Thing("iterator", frame.call)
+            found.mark(loaders=[one.of for one in self.named["iterate"] if one.frame is frame])
             found.mark(
                 item=self.choice(
                     [(Leaf("option", ("yield", number)), one) for number, one in enumerate(frame.yielded[:4])]

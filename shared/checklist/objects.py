@@ -116,6 +116,7 @@ class Objects(Expressions):
         self.pending: list[Value] = []  # what an async collective is still at work on
         self.seeds: dict[str, str] = {}
         self.managers: set[str] = set()  # packages that average gradients and deal out data in their own way
+        self.spawned: list[Value] = []  # how many processes are started on this machine
         self.norms = 0
 
     # --- groups and meetings ---
@@ -310,6 +311,11 @@ class Objects(Expressions):
         found = self.mixed(call.given())
         if type(callee) is Value and any(things(one, "optimizer") for one in call.given()):
             self.escape(call, callee.name or "a function")
+        stepped = [one for one in call.args[1:] if things(one, "optimizer") or is_named(one, "optim")]
+        unread = type(callee) is Value or isinstance(callee, Thing) and callee.kind == "object"
+        if stepped and unread and call.args[0].src:
+            self.backward(call.args[0], call)  # timm's NativeScaler, and those like it
+            self.see("optimizer.step", call, stepped[0])
         if isinstance(callee, Thing) and callee.kind == "loss":
             self.see("loss", call, call.args[0] if call.args else None)
         self.see("forward", call, callee, meets, found)
@@ -404,15 +410,22 @@ class Objects(Expressions):
             return known
         return Lib(f"{of.name}.{name}")
 
+    def attribute_of_own(self, of: Thing, name: str) -> Value | None:
+        """Of an object of a class of the script."""
+        assert of.made is not None
+        found = self.member(of.made, name)
+        if isinstance(found, Function):
+            if found.marks & {"property", "cached_property"}:
+                return self.call_value(found.of(of), Call(of.node or ast.Pass(), []))
+            return self.bound(found, of)
+        if found is None and not name.startswith("_"):
+            return self.own_method(of, "__getattr__", Call(of.node or ast.Pass(), [Const(name)]))
+        return found
+
     def attribute_of_thing(self, of: Thing, name: str) -> Value | None:
-        if of.made is not None:
-            found = self.member(of.made, name)
-            if isinstance(found, Function):
-                if found.marks & {"property", "cached_property"}:
-                    return self.call_value(found.of(of), Call(of.node or ast.Pass(), []))
-                return self.bound(found, of)
-            if found is not None:
-                return found
+        found = self.attribute_of_own(of, name) if of.made is not None else None
+        if found is not None:
+            return found
         if name == "module" and of.kind in ("ddp", "fsdp", "dp", "engine"):
             return of.inner or Value()
         if of.kind in ("ddp", "dp", "fsdp") and of.made is not None and of.inner is not None:
@@ -426,7 +439,9 @@ class Objects(Expressions):
             return given if given is not None else self.part(of, name)
         if of.kind == "other sampler" and name == "sampler" and of.inner is not None:
             return of.inner
-        if name in METHODS or name in MEETINGS["accelerator"]:
+        if of.kind not in ("namespace", "instance", "object") and (
+            name in METHODS or name in MEETINGS["accelerator"]
+        ):
             return Method(of, name)
         if of.kind == "fabric" and name in ("global_rank",):
             return Role("rank")
@@ -574,7 +589,8 @@ class Objects(Expressions):
             else each(sampler or batches or Const(None))
         ):
             if isinstance(one, Thing) and one.kind == "sampler":
-                found = (found | OWN | PART) & ~UNKNOWN
+                whole = one.call is not None and plain(one.call.get("num_replicas", 1)) == 1
+                found = found if whole else (found | OWN | PART) & ~UNKNOWN
             elif isinstance(one, Thing) and one.kind == "other sampler":
                 found |= one.vary & (UNEVEN | UNKNOWN) | (OWN if one.vary & DIFFERS else 0)
             elif not is_none(one):

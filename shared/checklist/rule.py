@@ -143,11 +143,13 @@ def who(t: Machine, event: Event) -> str:
         leaf.kind == "turn" for guard in event.guards for leaf in leaves(guard.condition)
     ):
         return "turn"
-    for _, condition in found:
-        for part in getattr(condition, "parts", (condition,)) if type(condition).__name__ != "Some" else ():
-            kind, positive = getattr(part, "kind", ""), getattr(part, "positive", True)
-            if kind in ("one", "local one"):
-                return kind if positive else "others"
+    together = both(*(condition for _, condition in found))
+    parts = together.parts if isinstance(together, All) else (together,)
+    asked = [part for part in parts if isinstance(part, Leaf)]
+    for kind in ("one", "local one"):
+        for leaf in asked:
+            if leaf.kind == kind:
+                return kind if leaf.positive else "others"
     if found:
         return "some"
     return "unknown" if event.uncalled else "all"

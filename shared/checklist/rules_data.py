@@ -75,7 +75,9 @@ def goes_through(t: Machine, loader: Thing) -> list[Event]:
 def trained_on(t: Machine, event: Event) -> bool:
     """Whether a loader that is gone through there is trained on."""
     own = [loop for loop in event.loops if is_over(loop.over, event.of)] or list(event.loops[-1:])
-    return any(trains(t, loop.node) for loop in own)
+    if any(trains(t, loop.node) for loop in own):
+        return True
+    return any(is_over(loop.over, event.of) for one in t.named["backward"] for loop in one.loops)
 
 
 def training_rounds(t: Machine, event: Event) -> bool:
@@ -89,7 +91,7 @@ def training_rounds(t: Machine, event: Event) -> bool:
 def is_over(over: Value | None, loader: Value | None) -> bool:
     """Whether a loop goes through that loader, perhaps counted or shown."""
     for one in each(over):
-        if one is loader:
+        if one is loader or any(part is loader for part in one.note("loaders") or ()):
             return True
         inner = [one.inner] if isinstance(one, Thing) and one.kind in ("enumerate", "iter") else []
         inner += one.call.args if isinstance(one, Thing) and one.kind == "zip" else []
@@ -191,10 +193,7 @@ def share(t: Machine) -> Answers:
     """
     for event in t.named["sampler"]:
         rank, seed = event.call.get("rank", 2), event.call.get("seed", 4)
-        if (
-            role(rank) in ("local rank", "remainder")
-            and role(event.call.get("num_replicas", 1)) != "local world"
-        ):
+        if is_local(t, rank, event.call.get("num_replicas", 1)):
             yield at(event, "its rank is a local rank: the second machine gets the images of the first")
         elif rank is not None and is_split_rank(t, event):
             yield at(
@@ -207,6 +206,14 @@ def share(t: Machine) -> Answers:
             )
     for event in t.named["random shard"]:
         yield at(event, "each rank takes its part of an order of its own: shuffle with one seed for all")
+
+
+def is_local(t: Machine, rank: Value | None, world: Value | None) -> bool:
+    """Whether a rank is that of one machine, though the number of ranks is that of all machines."""
+    if role(rank) == "index":
+        factors = world.note("factors") or () if world is not None else ()
+        return any(one.key in factors for one in t.spawned)
+    return role(rank) in ("local rank", "remainder") and role(world) != "local world"
 
 
 def is_split_rank(t: Machine, event: Event) -> bool:
@@ -374,7 +381,8 @@ def is_layer(draw: Event) -> bool:
 def is_step(t: Machine, draw: Event) -> bool:
     """Whether torch draws there, in the loop that trains."""
     of_torch = draw.result is not None and draw.result.name == "torch"
-    return of_torch and any(trains(t, loop.node) for loop in draw.loops)
+    trained = of_torch and t_has_grad(draw) and any(trains(t, loop.node) for loop in draw.loops)
+    return trained and everyone(t, draw)
 
 
 @rule("RC207", "wrong", "10")
@@ -413,28 +421,20 @@ def download(t: Machine) -> Answers:
     if not is_together(t):
         return
     fetched: list[Event] = []
+    meetings = [one for one in t.events if one.meets and one.name != "init_process_group"]
+    in_order = [one.number for one in meetings if who(t, one) in ("others", "one", "local one")]
     for event in t.named["dataset"]:
         fetches = plain(event.call.get("download")) is True
         kinds = who(t, event)
         earlier = [one for one in fetched if same_data(one, event)]
-        between = any(
-            one.meets and any(one.number > first.number for first in earlier)
-            for one in t.events
-            if one.number < event.number and one.name not in ("init_process_group",)
-        )
-        ordered = any(
-            one.meets and one.number < event.number and who(t, one) in ("others", "one", "local one")
-            for one in t.events
-        )
-        if fetches and kinds == "all" and not ordered and not (earlier and between):
-            yield at(
-                event, "every rank downloads: let one of each machine do it, and the others wait at a barrier"
-            )
+        between = bool(earlier) and any(earlier[0].number < one.number < event.number for one in meetings)
+        ordered = bool(in_order) and in_order[0] < event.number
+        if fetches and kinds == "all" and not ordered and not between:
+            text = "every rank downloads: let one of each machine do it, and the others wait at a barrier"
+            yield at(event, text)
         elif not fetches and kinds == "all" and earlier and not between and event.frame is earlier[0].frame:
-            yield at(
-                event,
-                "the other ranks may read before the one that downloads is done: let all wait at a barrier",
-            )
+            text = "the other ranks may read before the one that downloads is done: let all wait at a barrier"
+            yield at(event, text)
         if fetches and kinds in ("one", "local one"):
             fetched.append(event)
 

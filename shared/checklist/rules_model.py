@@ -22,13 +22,14 @@ from .rule import (
     ways,
     who,
 )
-from .rules_data import is_data, t_has_grad
+from .rules_data import is_data, is_local, t_has_grad
 from .rules_hangs import lonely
 from .state import Call, Event, Guard
 from .values import (
     GRADIENT,
     HALF,
     OWN,
+    RANK,
     UNKNOWN,
     Choice,
     Const,
@@ -41,7 +42,6 @@ from .values import (
     inside,
     is_none,
     plain,
-    role,
     things,
 )
 
@@ -311,9 +311,10 @@ def is_stepped(t: Machine, backward: Event) -> bool:
 def by_hand(t: Machine) -> bool:
     """Whether the script averages gradients by a collective of its own."""
     for event in [one for name in AVERAGING for one in t.named[name] if not one.uncalled]:
-        function = event.frame.function.body if event.frame.function is not None else t.main.tree
-        if event.result is not None and event.result.vary & (GRADIENT | UNKNOWN):
+        sent = event.result.vary if event.result is not None else 0
+        if sent & GRADIENT or sent & UNKNOWN and t_has_grad(event):
             return True
+        function = event.frame.function.body if event.frame.function is not None else ast.Pass()
         if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(function)):
             return True
     return False
@@ -435,23 +436,14 @@ def uses(event: Event, made: Event) -> bool:
 
 def clipped_too_early(t: Machine, made: Event, mine: dict[str, list[Event]]) -> Answers:
     """Gradients that are clipped while they are still scaled."""
-    for clip in t.named["clip"]:
-        scaled = [
-            one
-            for one in t.named["backward"]
-            if one.number < clip.number and one.of is not None and one.of.note("scaled") is made.of
-        ]
-        if not scaled or clip.again:
-            continue
-        last = scaled[-1]
-        between = [one for one in mine["unscale_"] if last.number < one.number < clip.number]
+    scaled = [one for one in t.named["backward"] if one.of is not None and one.of.note("scaled") is made.of]
+    for clip in t.named["clip"] if scaled else ():
+        before = [one for one in scaled if one.number < clip.number]
         after = [one for one in mine["step"] if one.number > clip.number]
-        if (
-            not between
-            and after
-            and compatible(last, clip)
-            and all(compatible(clip, one) for one in after[:1])
-        ):
+        if not before or not after or clip.again:
+            continue
+        between = [one for one in mine["unscale_"] if before[-1].number < one.number < clip.number]
+        if not between and compatible(before[-1], clip) and compatible(clip, after[0]):
             yield at(
                 clip, "these gradients are still scaled: call scaler.unscale_(optimizer) before clipping"
             )
@@ -653,7 +645,9 @@ def gpu_of(t: Machine, event: Event) -> list[Value]:
 
 
 def hides_gpus(t: Machine) -> bool:
-    return any(plain(one.call.args[1]) == "CUDA_VISIBLE_DEVICES" for one in t.named["set item"])
+    """Whether a process may see a GPU of its own alone."""
+    found = [one for one in t.named["set item"] if plain(one.call.args[1]) == "CUDA_VISIBLE_DEVICES"]
+    return any(one.call.args[0].vary & (RANK | UNKNOWN) for one in found)
 
 
 @rule("RC310", "wrong", "01")
@@ -667,7 +661,7 @@ def number(t: Machine) -> Answers:
     """
     for event in t.named["init_process_group"]:
         rank, world = event.call.get("rank"), event.call.get("world_size")
-        if role(rank) in ("local rank", "remainder") and role(world) != "local world":
+        if is_local(t, rank, world):
             yield at(event, "its rank is a local rank: on two machines two processes have the same")
 
 
@@ -713,41 +707,25 @@ def mode(t: Machine) -> Answers:
         return
     yield from measured_in_training(t)
     last: dict[int, Event] = {}
-    trained: set[ast.AST] = set()  # where a forward was in training mode
+    measured: set[int] = set()  # the models that were used without gradients since the last eval()
     for event in t.events:
-        if event.of is None:
-            continue
         for one in each(event.of):
             root = t.root(one)
             if event.name in ("train", "eval"):
                 if event.name == "train" and not isinstance(root, Thing):
                     last.clear()  # it may be any model
                 last[id(root)] = event
-            elif (
-                event.name == "forward"
-                and not event.again
-                and (id(root) not in last or last[id(root)].name == "train")
-            ):
-                trained.add(event.node)
-            elif (
-                event.name == "forward"
-                and event.result is not None
-                and id(root) in last
-                and last[id(root)].name == "eval"
-            ):
+                measured.discard(id(root))
+            elif event.name == "forward" and id(root) in last and last[id(root)].name == "eval":
                 before = last[id(root)]
-                if (
-                    is_trained(t, event)
-                    and event.again
-                    and event.node in trained
-                    and before.loops
-                    and shares_loop(before, event)
-                    and not escaped(root)
-                    and not escaped(one)
-                ):
-                    yield at(
-                        before, "nothing calls train() after this eval(): the next epoch trains in eval mode"
-                    )
+                if not t_has_grad(event):
+                    measured.add(id(root))
+                elif id(root) in measured and before.loops and shares_loop(before, event):
+                    known = not escaped(root) and not escaped(one)
+                    if event.again and known and is_trained(t, event):
+                        yield at(
+                            before, "nothing calls train() after this eval(): it trains in eval mode then"
+                        )
 
 
 def measured_in_training(t: Machine) -> Answers:

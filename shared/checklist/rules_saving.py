@@ -122,7 +122,7 @@ def resumes(t: Machine) -> bool:
 
 def holds(t: Machine, event: Event, kind: str, *words: str) -> bool:
     what = event.call.args[0] if event.call.args else None
-    for one in each(what):
+    for one in inside(what):
         if not isinstance(one, Pairs):
             continue
         for key, value in one.items.items():
@@ -152,17 +152,14 @@ def prefix(t: Machine) -> Answers:
         if event.again:
             continue
         what = event.call.args[0] if event.call.args else None
-        for state in states(what):
-            owners = list(each(state.inner))
-            if (
-                owners
-                and all(isinstance(one, Thing) and one.kind == "ddp" and one.made is None for one in owners)
-                and not loads_into_wrapper(t)
-            ):
-                yield at(
-                    event,
-                    'its names begin with "module.", as those of the wrapper: save the state of its .module',
+        for part in what.items.values() if isinstance(what, Pairs) else [what]:
+            owners = [one for state in states(part) for one in each(state.inner)]
+            ours = all(isinstance(one, Thing) and one.kind == "ddp" and one.made is None for one in owners)
+            if owners and ours and not loads_into_wrapper(t):
+                text = (
+                    'its names begin with "module.", as those of the wrapper: save the state of its .module'
                 )
+                yield at(event, text)
 
 
 def loads_into_wrapper(t: Machine) -> bool:
