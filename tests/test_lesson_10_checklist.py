@@ -17,6 +17,7 @@ import pytest
 
 from shared.checklist.__main__ import chosen, main
 from shared.checklist.findings import RULES, Report, check, examine, findings
+from shared.checklist.machine import Machine
 from shared.checklist.report import page
 from shared.checklist.rule import SEVERITIES
 from shared.checklist.sources import Project, Source, read_notebook
@@ -249,8 +250,6 @@ def test_time_grows_with_the_lines(tmp_path: Path):
     steps = []
     text = (FOLDER / "vision.py").read_text(encoding="utf-8")
     for times in (4, 8):
-        from shared.checklist.machine import Machine
-
         body = "\n".join(
             text.replace("def main", f"def main_{n}").replace("    main()", f"    main_{n}()")
             for n in range(times)
@@ -275,6 +274,14 @@ def write(folder: Path, name: str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def test_an_error_of_ours_is_told_and_the_other_files_are_read(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(Machine, "do_Pass", lambda self, node: 1 / 0, raising=False)
+    first, bad = write(tmp_path, "first.py", "pass\n"), write(tmp_path, "bad.py", BAD.format(""))
+    assert main([str(first), str(bad)]) == 2
+    told = capsys.readouterr()
+    assert "RC101" in told.out and "first.py:1: rank-check failed: ZeroDivisionError" in told.err
 
 
 def test_the_exit_code_tells_whether_something_was_found(tmp_path: Path, capsys):

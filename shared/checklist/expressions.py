@@ -548,25 +548,19 @@ class Expressions(State):
 
     def item(self, of: Value, index: Value) -> Value:
         """``of[index]``."""
+        key = plain(index)
         if isinstance(of, Choice):
             return self.choice([(condition, self.item(one, index)) for condition, one in of.choices])
-        key = plain(index)
         if isinstance(of, Lib):
-            if of.name == "os.environ":
-                return self.of_environment(key)
-            return of
-        if isinstance(of, Items) and isinstance(key, int) and -len(of.items) <= key < len(of.items):
-            return of.items[key]
-        if isinstance(of, Pairs):
-            if isinstance(index, Const) and key in of.items:
-                return of.items[key]
-            if ... in of.items or not isinstance(index, Const):
-                return of.items.get(..., self.mixed([*of.items.values(), index]))
-            found = self.hinted(str(key))
-            of.items[key] = found
-            return found
+            return self.of_environment(key) if of.name == "os.environ" else of
         if isinstance(of, Items):
+            if isinstance(key, int) and -len(of.items) <= key < len(of.items):
+                return of.items[key]
             return self.mixed([*of.items[:8], index])
+        if isinstance(of, Pairs):
+            return self.item_of_pairs(of, index)
+        if isinstance(of, Thing) and of.kind in ("dataset", "stream") and isinstance(key, str):
+            return of  # one of its splits
         if isinstance(of, Thing) and of.kind == "mesh":
             return Thing("mesh", of.node, Call(of.node or ast.Pass(), []))
         if isinstance(of, Thing) and of.made is not None:
@@ -574,6 +568,15 @@ class Expressions(State):
             if got is not None:
                 return got
         return self.part(of, f"[{key}]" if isinstance(index, Const) else "[]", index)
+
+    def item_of_pairs(self, of: Pairs, index: Value) -> Value:
+        key = plain(index)
+        if isinstance(index, Const) and key in of.items:
+            return of.items[key]
+        if ... in of.items or not isinstance(index, Const):
+            return of.items.get(..., self.mixed([*of.items.values(), index]))
+        found = of.items[key] = self.hinted(str(key))
+        return found
 
     def part(self, of: Value, name: str, index: Value | None = None) -> Value:
         """Something of a value that is not known itself; the same whenever it is asked for."""

@@ -85,6 +85,8 @@ def examine(
                     report.findings.append(found)
     except (RecursionError, MemoryError):
         report.errors.append(f"{source.path}: nested too deeply to be read")
+    except Exception as error:  # ours; the other files are read all the same
+        report.errors.append(f"{source.place(1)}: rank-check failed: {type(error).__name__}: {error}")
     finally:
         sys.setrecursionlimit(limit)
 

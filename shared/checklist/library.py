@@ -458,7 +458,7 @@ MADE = {  # what a call makes, which is an event of that name, too
 
 def _making(kind: str) -> Callable:
     def make(s: Library, call: Call, name: str) -> Value:
-        made = Thing(kind, call.node, call, inner=call.get("module", 0) if kind == "dp" else None)
+        made = Thing(kind, call.node, call, call.get("module", 0) if kind == "dp" else None)
         s.joined = s.joined or kind in ("accelerator", "fabric", "trainer")
         s.see(kind, call, made)
         return made
@@ -466,6 +466,80 @@ def _making(kind: str) -> Callable:
     return make
 
 
+SEEN = {  # what a call does, which is an event of that name: the argument that it happens to
+    "set_device": ("cuda.set_device cuda.set_device_index", "device", 0),
+    "save file": ("torch.save", "f", 1),
+    "clip": ("clip_grad_norm_ clip_grad_norm clip_grad_value_", "parameters", 0),
+    "rename": ("os.replace os.rename shutil.move", "dst", 1),
+}
+ANSWERS: dict[str, Callable[[Library, Call, str], Value]] = {  # what else calls return
+    "dist.is_initialized": lambda s, call, _: (
+        Const(True) if s.joined else Value(test=Leaf("option", "initialized"))
+    ),
+    "dist.is_available dist.is_torchelastic_launched dist.is_nccl_available dist.is_gloo_available": (
+        lambda s, call, _: Const(True)
+    ),
+    "cuda.is_available": lambda s, call, _: Value(test=Leaf("option", "cuda"), key="cuda"),
+    "cuda.device_count": lambda s, call, _: Role("local world"),
+    "cuda.current_device cuda.memory_allocated cuda.max_memory_allocated cuda.memory_reserved "
+    "cuda.mem_get_info cuda.max_memory_reserved psutil.virtual_memory": lambda s, call, _: Value(vary=OWN),
+    "mp.get_context multiprocessing.get_context": lambda s, call, _: Lib("torch.multiprocessing"),
+    "io.BytesIO tempfile.TemporaryFile tempfile.NamedTemporaryFile tempfile.TemporaryDirectory "
+    "tempfile.mkdtemp tempfile.mkstemp": lambda s, call, _: Value(vary=OWN, name="own file"),
+    "torch.initial_seed get_worker_info": lambda s, call, _: Value(
+        vary=UNKNOWN if s.seeds.get("torch") == "same" else OWN
+    ),
+    "TensorDataset ConcatDataset ImageFolder FakeData": lambda s, call, _: Thing(
+        "dataset", call.node, call, vary=join(call.given()) & ~OWN
+    ),  # random ones stand for real data
+    "datasets.load_dataset datasets.load_from_disk": lambda s, call, name: Thing(
+        "stream" if plain(call.get("streaming")) is True else "dataset", call.node, call, Lib(name)
+    ),
+    "datasets.distributed.split_dataset_by_node": lambda s, call, _: Thing(
+        "subset", call.node, call, call.get("dataset", 0), vary=RANK
+    ),
+    "torch.Generator": lambda s, call, _: Thing("generator", call.node, call, vary=OWN),
+    "builtins.enumerate": lambda s, call, _: Thing(
+        "enumerate", call.node, call, first_of(call), vary=join(call.args[:1])
+    ),
+    "builtins.zip": lambda s, call, _: Thing("zip", call.node, call, vary=join(call.args)),
+    "builtins.next": lambda s, call, _: s.item_of(first_of(call), call.node),
+    "collections.defaultdict": lambda s, call, _: Pairs(
+        {...: s.call_value(first_of(call), Call(call.node, []))}
+    ),
+    "functools.partial": lambda s, call, _: Thing("partial", call.node, call, first_of(call)),
+    "functools.wraps functools.lru_cache functools.cache atexit.register": lambda s, call, name: Lib(name),
+    "os.environ.get os.getenv os.environ.setdefault os.environ.pop": lambda s, call, _: s.of_environment(
+        plain(call.get("key", 0))
+    ),
+}
+
+
+def first_of(call: Call) -> Value:
+    return call.args[0] if call.args else Value()
+
+
+def _seeing(event: str, argument: str, position: int) -> Callable:
+    def see(s: Library, call: Call, name: str) -> Value:
+        s.see(event, call, call.get(argument, position))
+        return Value()
+
+    return see
+
+
+@of(
+    "builtins.print tqdm.write tqdm.tqdm.write wandb.log mlflow.log_metrics mlflow.log_metric logging.info "
+    "logging.warning trackio.log"
+)
+def _say(s: Library, call: Call, name: str) -> Value:
+    s.see("say", call, result=Value(name=name.rpartition(".")[2]))
+    return Const(None)
+
+
+for _event, (_names, _argument, _position) in SEEN.items():
+    of(_names)(_seeing(_event, _argument, _position))
+for _names, _do in ANSWERS.items():
+    of(_names)(_do)
 for _kind, _names in MADE.items():
     of(_names)(_making(_kind))
 
@@ -496,40 +570,6 @@ def _rank(s: Library, call: Call, name: str) -> Value:
     if last == "get_node_local_rank":
         return Role("local rank")
     return Role("group rank" if part or last == "get_group_rank" else "rank")
-
-
-@of("dist.is_initialized")
-def _is_initialized(s: Library, call: Call, name: str) -> Value:
-    return Const(True) if s.joined else Value(test=Leaf("option", "initialized"))
-
-
-@of("dist.is_available dist.is_torchelastic_launched dist.is_nccl_available dist.is_gloo_available")
-def _is_available(s: Library, call: Call, name: str) -> Value:
-    return Const(True)
-
-
-@of("cuda.is_available")
-def _cuda_is_available(s: Library, call: Call, name: str) -> Value:
-    return Value(test=Leaf("option", "cuda"), key="cuda")
-
-
-@of("cuda.device_count")
-def _device_count(s: Library, call: Call, name: str) -> Value:
-    return Role("local world")
-
-
-@of(
-    "cuda.current_device cuda.memory_allocated cuda.max_memory_allocated cuda.memory_reserved "
-    "cuda.mem_get_info cuda.max_memory_reserved psutil.virtual_memory"
-)
-def _of_this_gpu(s: Library, call: Call, name: str) -> Value:
-    return Value(vary=OWN)
-
-
-@of("cuda.set_device cuda.set_device_index")
-def _set_device(s: Library, call: Call, name: str) -> Value:
-    s.see("set_device", call, call.get("device", 0))
-    return Const(None)
 
 
 @of("cuda.device")
@@ -627,11 +667,6 @@ def _process(s: Library, call: Call, name: str) -> Value:
     if isinstance(target, Function) or things(target, "partial"):
         s.launch(target, arguments, call)  # type: ignore[arg-type]
     return Thing("object", call.node, call)
-
-
-@of("mp.get_context multiprocessing.get_context")
-def _context(s: Library, call: Call, name: str) -> Value:
-    return Lib("torch.multiprocessing")
 
 
 @of("notebook_launcher accelerate.notebook_launcher")
@@ -771,12 +806,6 @@ def _scheduler(s: Library, call: Call, name: str) -> Value | None:
     return made
 
 
-@of("clip_grad_norm_ clip_grad_norm clip_grad_value_")
-def _clip(s: Library, call: Call, name: str) -> Value:
-    s.see("clip", call, call.get("parameters", 0))
-    return Value()
-
-
 @of("torch.set_grad_enabled set_grad_enabled")
 def _set_grad(s: Library, call: Call, name: str) -> Value:
     off = plain(call.get("mode", 0)) is False
@@ -789,32 +818,12 @@ def _activation_checkpoint(s: Library, call: Call, name: str) -> Value:
     return s.call_value(function, Call(call.node, call.args[1:])) if function else Value()
 
 
-@of("torch.save safetensors.torch.save_file safetensors.torch.save_model")
-def _save(s: Library, call: Call, name: str) -> Value:
-    s.see("save file", call, call.get("f", 1) or call.get("filename", 1))
-    return Const(None)
-
-
 @of("torch.load safetensors.torch.load_file")
 def _load(s: Library, call: Call, name: str) -> Value:
     path = call.get("f", 0)
     found = Value(vary=SAVED | (path.vary & DIFFERS if path else 0), node=call.node)
     s.see("load file" if name == "torch.load" else "load safetensors", call, path, result=found)
     return found
-
-
-@of(
-    "io.BytesIO tempfile.TemporaryFile tempfile.NamedTemporaryFile tempfile.TemporaryDirectory "
-    "tempfile.mkdtemp tempfile.mkstemp"
-)
-def _own_file(s: Library, call: Call, name: str) -> Value:
-    return Value(vary=OWN, name="own file")
-
-
-@of("os.replace os.rename shutil.move")
-def _replace(s: Library, call: Call, name: str) -> Value:
-    s.see("rename", call)
-    return Const(None)
 
 
 # --- data ---
@@ -833,11 +842,6 @@ def _loader(s: Library, call: Call, name: str) -> Value:
     return made
 
 
-@of("torch.initial_seed get_worker_info")
-def _initial_seed(s: Library, call: Call, name: str) -> Value:
-    return Value(vary=UNKNOWN if s.seeds.get("torch") == "same" else OWN)
-
-
 @of("RandomSampler SequentialSampler WeightedRandomSampler SubsetRandomSampler BatchSampler")
 def _other_sampler(s: Library, call: Call, name: str) -> Value:
     inner = call.get("sampler", 0)
@@ -846,13 +850,6 @@ def _other_sampler(s: Library, call: Call, name: str) -> Value:
     return Thing(
         "other sampler", call.node, call, inner=inner, vary=join(call.given()) & (DIFFERS | UNKNOWN | UNEVEN)
     )
-
-
-@of("TensorDataset ConcatDataset ImageFolder FakeData")
-def _dataset(s: Library, call: Call, name: str) -> Value:
-    return Thing(
-        "dataset", call.node, call, vary=join(call.given()) & ~OWN
-    )  # random numbers stand for real data
 
 
 @of("Subset")
@@ -881,23 +878,6 @@ def _vision(s: Library, call: Call, name: str) -> Value | None:
     made = Thing("dataset", call.node, call, inner=Lib(name))
     s.see("dataset", call, made)
     return made
-
-
-@of("datasets.load_dataset datasets.load_from_disk")
-def _hub_dataset(s: Library, call: Call, name: str) -> Value:
-    return Thing(
-        "dataset" if plain(call.get("streaming")) is not True else "stream", call.node, call, inner=Lib(name)
-    )
-
-
-@of("datasets.distributed.split_dataset_by_node")
-def _split_by_node(s: Library, call: Call, name: str) -> Value:
-    return Thing("subset", call.node, call, inner=call.get("dataset", 0), vary=RANK)
-
-
-@of("torch.Generator")
-def _generator(s: Library, call: Call, name: str) -> Value:
-    return Thing("generator", call.node, call, vary=OWN)
 
 
 @of("numpy.random.default_rng numpy.random.RandomState random.Random numpy.random.Generator")
@@ -1047,23 +1027,6 @@ def _as_list(s: Library, call: Call, name: str) -> Value:
     return given
 
 
-@of("builtins.enumerate")
-def _enumerate(s: Library, call: Call, name: str) -> Value:
-    return Thing(
-        "enumerate", call.node, call, inner=call.args[0] if call.args else Value(), vary=join(call.args[:1])
-    )
-
-
-@of("builtins.zip")
-def _zip(s: Library, call: Call, name: str) -> Value:
-    return Thing("zip", call.node, call, vary=join(call.args))
-
-
-@of("builtins.next")
-def _next(s: Library, call: Call, name: str) -> Value:
-    return s.item_of(call.args[0], call.node) if call.args else Value()
-
-
 @of("builtins.isinstance")
 def _isinstance(s: Library, call: Call, name: str) -> Value:
     if len(call.args) == 2:
@@ -1115,12 +1078,6 @@ def _dict(s: Library, call: Call, name: str) -> Value:
     return Pairs(items)
 
 
-@of("collections.defaultdict")
-def _defaultdict(s: Library, call: Call, name: str) -> Value:
-    made = s.call_value(call.args[0], Call(call.node, [])) if call.args else Value()
-    return Pairs({...: made})
-
-
 @of("builtins.max builtins.min builtins.sum")
 def _most(s: Library, call: Call, name: str) -> Value:
     numbers = [plain(one) for one in call.args]
@@ -1134,15 +1091,6 @@ def _most(s: Library, call: Call, name: str) -> Value:
     return s.mixed(
         [part for one in call.given() for part in ([one] if not isinstance(one, Items) else one.items)]
     )
-
-
-@of(
-    "builtins.print tqdm.write tqdm.tqdm.write wandb.log mlflow.log_metrics mlflow.log_metric "
-    "logging.info logging.warning trackio.log"
-)
-def _say(s: Library, call: Call, name: str) -> Value:
-    s.see("say", call, result=Value(name=name.rpartition(".")[2]))
-    return Const(None)
 
 
 @of("wandb.init SummaryWriter tensorboardX.SummaryWriter tqdm.tqdm tqdm.auto.tqdm tqdm.trange")
@@ -1164,16 +1112,6 @@ def _map(s: Library, call: Call, name: str) -> Value:
     return s.mixed(call.given())
 
 
-@of("functools.partial")
-def _partial(s: Library, call: Call, name: str) -> Value:
-    return Thing("partial", call.node, call, inner=call.args[0] if call.args else Value())
-
-
-@of("functools.wraps functools.lru_cache functools.cache atexit.register")
-def _decorating(s: Library, call: Call, name: str) -> Value:
-    return Lib(name)
-
-
 @of("copy.deepcopy copy.copy")
 def _copy(s: Library, call: Call, name: str) -> Value:
     given = call.args[0] if call.args else Value()
@@ -1185,11 +1123,6 @@ def _copy(s: Library, call: Call, name: str) -> Value:
     if isinstance(given, Pairs):
         return Pairs(dict(given.items))
     return s.mixed([given])
-
-
-@of("os.environ.get os.getenv os.environ.setdefault os.environ.pop")
-def _environment(s: Library, call: Call, name: str) -> Value:
-    return s.of_environment(plain(call.get("key", 0)))
 
 
 # --- frameworks ---

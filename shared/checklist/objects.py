@@ -1,6 +1,7 @@
 """What objects do: models and what wraps them, loaders, optimizers, groups, frameworks."""
 
 import ast
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -903,7 +904,17 @@ def _of_text(s: Objects, of: Value, call: Call, name: str) -> Value | None:
         return Value(key=(name, of.key, *(one.key for one in call.args)))
     if name == "joinpath":
         return s.joined_path([of, *call.args])
-    return s.text_of([of, *call.given(), Const(name)])
+    return s.text_of([of, *call.given(), *fields(s, of, call), Const(name)])
+
+
+def fields(s: Objects, of: Value, call: Call) -> list[Value]:
+    """The attributes that ``"{meter.avg}".format(meter=meter)`` asks for."""
+    found = []
+    text = plain(of)
+    for name, attribute in re.findall(r"{(\w+)\.(\w+)", text) if isinstance(text, str) else ():
+        if name in call.keywords:
+            found.append(s.attribute(call.keywords[name], attribute))
+    return found
 
 
 @method(

@@ -178,12 +178,12 @@ def order(t: Machine) -> Answers:
 
 
 def made_too_early(t: Machine, shard: Event) -> Answers:
-    root = t.root(shard.of) if shard.of is not None else None
+    roots = [t.root(one) for one in each(shard.of)]
     for event in t.named["optimizer"]:
         if event.number > shard.number or event.again:
             continue
         held = [part for part in inside(event.call.get("params", 0)) if things(part, "parameters")]
-        if any(t.root(part) is root for part in held) and compatible(event, shard):
+        if any(t.root(part) is root for part in held for root in roots) and compatible(event, shard):
             text = "the optimizer is made before the model is sharded: its parameters are replaced later"
             yield at(event, text)
 
@@ -336,9 +336,10 @@ def drift(t: Machine) -> Answers:
         around = [one for one in ways(t, event) or () if one[0].kind in ("if", "exit")]
         if around and shares_model(t, event) and not is_covered(t, around[0][0]):
             kinds = {leaf.kind for leaf in apart(around[0][1])}
+            reasons = {leaf.key[0] for leaf in apart(around[0][1]) if isinstance(leaf.key, tuple)}
             if kinds & {"one", "local one", "some"} and who(t, event) in ("one", "local one", "others"):
                 yield at(event, f"only some ranks call {event.name}: the copies of the model drift apart")
-            elif "own" in kinds and event.name != "scheduler.step" and around[0][0].kind == "if":
+            elif "own" in kinds and "except" not in reasons and event.name != "scheduler.step":
                 text = f"each rank decides by itself whether to call {event.name}: the copies drift apart"
                 yield at(event, text)
         if things(event.of, "plateau") and not around and everyone(t, event):
