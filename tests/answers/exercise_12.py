@@ -54,8 +54,10 @@ ANSWERS = [
             optimizer.zero_grad()
             if batch is not None:
                 (loss_sum(model(batch[0]), batch[1]) / images).backward()
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
+                gradients = [parameter.grad for parameter in model.parameters()]
+                flat = torch.nn.utils.parameters_to_vector(gradients)
+                dist.all_reduce(flat)
+                torch.nn.utils.vector_to_parameters(flat, gradients)
             optimizer.step()
             steps += 1
         """,
