@@ -82,6 +82,29 @@ def test_a_wrong_option_is_told_in_one_line(arguments: tuple[str, ...], expected
     assert line.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "ranks", "expected"),
+    [
+        ("auto", 0, 2, "cpu"),
+        ("auto", 2, 2, "cuda:1"),
+        ("cpu", 2, 2, "cpu"),
+        ("auto", 1, 2, "2 ranks but 1 GPU(s) on this machine: start 1, or --device cpu"),
+        ("cuda", 0, 2, "--device cuda: torch sees no GPU on this machine"),
+    ],
+)
+def test_a_gpu_for_each_rank_or_an_error(
+    wanted: str, gpus: int, ranks: int, expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    from labs import lab_10_train as script
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    try:
+        found = str(script.pick_device(wanted, ranks - 1, ranks))
+    except script.Refused as error:
+        found = str(error)
+    assert found == expected
+
+
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_comes_once(option: str):
     done = warm_torchrun(TRAIN, option)

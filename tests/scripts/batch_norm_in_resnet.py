@@ -1,7 +1,8 @@
 """The training script with a ResNet, whose batch norm our own synchronizes on the CPU: 9 images on two ranks.
 
 Rank 0 has 5 of them, rank 1 has 4. A step on all at once is compared with plain PyTorch on the joined batch.
-In micro-batches of up to 4 both ranks must make two: else one waits for ever in a batch norm.
+In micro-batches of up to 4 both ranks must make two: else one waits for ever in a batch norm. Without our
+batch norm, evaluation must leave all ranks the same running statistics.
 """
 
 import sys
@@ -9,10 +10,11 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from labs import lab_10_train as script
 from shared.lesson_10.sync_batch_norm import convert_batch_norm
+from shared.training.parity import assert_same_on_every_rank
 
 BATCH = 9
 
@@ -42,6 +44,13 @@ def main() -> int:
     loss = trainer.train_step(images, labels, 10)
     if ranks.rank == 0:
         print(f"{trainer.pieces()} micro-batches; the loss is finite: {bool(loss.isfinite())}")
+
+    script.build = original
+    trainer = script.Trainer(data, options, ranks)
+    trainer.train_step(images, labels, 10)
+    to_test = DataLoader(Subset(data.test, indices), batch_size=2)
+    script.evaluate(trainer, to_test, script.StopSign(ranks))
+    assert_same_on_every_rank("after evaluation", list(trainer.ddp.module.named_buffers()))
     script.dist.barrier()
     script.dist.destroy_process_group()
     return 0
