@@ -20,16 +20,25 @@ def share_of(items: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     return items[rank::world_size]
 
 
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
 def main() -> None:
     rank = int(os.environ["RANK"])  # torchrun has told each process who it is
-    local_rank = int(os.environ["LOCAL_RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
-    ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here:
-        device = torch.device("cuda", local_rank)  # a GPU for each rank
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    device = setup()
 
     numbers = torch.arange(1, ITEMS + 1, device=device)
     mine = share_of(numbers, rank, world_size)

@@ -23,12 +23,24 @@ def rank_by_counting(me: dict[str, int], everyone: list[dict[str, int]]) -> int:
     return len(before) + me["LOCAL_RANK"]
 
 
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
 def main() -> None:
     me = who_am_i()
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= me["LOCAL_WORLD_SIZE"]
-    if use_cuda:
-        torch.cuda.set_device(me["LOCAL_RANK"])
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    setup()
 
     everyone: list[dict[str, int]] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, me)  # afterwards each rank holds the answers of all, by rank

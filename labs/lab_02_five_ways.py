@@ -47,16 +47,19 @@ def leave() -> None:
 
 def main() -> None:
     rank = int(os.environ["RANK"])
-    local_rank = int(os.environ["LOCAL_RANK"])
     n = int(os.environ["WORLD_SIZE"])
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-    backend = "nccl" if use_cuda else "gloo"
-    if use_cuda:
-        torch.cuda.set_device(device)
+    device = torch.device("cpu")
+    group = {"timeout": TIMEOUT}
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, int(os.environ["LOCAL_RANK"]))
+        group["device_id"] = device  # the one device that this group will use
+        torch.accelerator.set_device_index(device.index)
+    backend = dist.get_default_backend_for_device(device)
+    if rank == 0:
+        print(f"{n} ranks on {device.type} with {backend}")
 
     # 1. torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. This is the default: "env://".
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    dist.init_process_group(backend, **group)
     check("env://", rank, n, device)
     # The other ways need a port or a path that all ranks know. Rank 0 chooses, and tells the others here.
     chosen = [None, None, None]
@@ -69,7 +72,7 @@ def main() -> None:
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
     # 2. A file that all ranks can write to.
-    me = {"rank": rank, "world_size": n, "timeout": TIMEOUT}
+    me = {"rank": rank, "world_size": n, **group}
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting", **me)
     check("file://", rank, n, device)
     leave()

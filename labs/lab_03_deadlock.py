@@ -11,8 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from shared.comm.nccl_rules import verdict, watch_for_nccl
 from shared.comm.p2p import sendrecv
-from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
@@ -77,7 +77,7 @@ def main(cfg: Config) -> None:
         rank, n = group.rank, group.world_size
         right, left = (rank + 1) % n, (rank - 1) % n
         events: dict[str, list[dict]] = {}
-        spans: dict[str, tuple[float, float]] = {}
+        stuck_there: dict[str, list[str]] = {}
 
         def shift(timeout_s: float) -> Shift:
             mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -110,23 +110,29 @@ def main(cfg: Config) -> None:
         }
         for name, way in ways.items():
             task.incoming.fill_(-1.0)
-            events[name] = []
-            with record() as log:
-                dist.barrier()  # inside: the first call that is recorded is slow
-                begin = time.monotonic()
-                way(events[name])
-                spans[name] = (begin, time.monotonic())
-            if log.counts() != {"barrier": 1, "send": 1, "recv": 1} or log.bytes("send") != 4 * cfg.numel:
+            with watch_for_nccl() as log:
+                way([])
+            if log.counts() != {"send": 1, "recv": 1} or log.bytes("send") != 4 * cfg.numel:
                 raise CourseError(
                     f"{name}: one message of {4 * cfg.numel:,} bytes was to go out: {log.calls}"
                 )
             assert_equal(name, task.incoming, expected, 0.0)
-            print_on_rank_0(f"{name}: each rank has its left neighbour's tensor")
+            by_rank: list = [None] * n
+            dist.all_gather_object(by_rank, log.issued)
+            stuck_there[name] = [line.split(",")[0] for line in verdict(by_rank)]
+            on_nccl = "the messages move" if not stuck_there[name] else "; ".join(stuck_there[name])
+            print_on_rank_0(f"{name}: each rank has its left neighbour's tensor. On nccl: {on_nccl}")
+            events[name] = []
+            dist.barrier()
+            way(events[name])  # once more without the record, for the chart
+        waits = [f"hangs: rank {r} in send to rank {(r + 1) % n}" for r in range(n)]
+        if stuck_there != {name: waits if name == "isend" else [] for name in ways}:
+            raise CourseError(f"nccl was to wait in the second cure alone: {stuck_there}")
         incoming = torch.empty(cfg.numel, device=group.device)
         sendrecv(task.outgoing.to(group.device), right, incoming, left)
         assert_equal("sendrecv", incoming.cpu(), expected, 0.0)
         print_on_rank_0("sendrecv: the same")
-        record_results("lab_03_deadlock", {"events": events, "spans": spans})
+        record_results("lab_03_deadlock", {"events": events})
 
 
 if __name__ == "__main__":

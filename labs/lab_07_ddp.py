@@ -34,11 +34,23 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
     return loss.item()
 
 
-def main() -> None:
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
+def main() -> None:
+    device = setup()
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     points = torch.rand(BATCH, 2, generator=torch.Generator().manual_seed(0))  # of a square
@@ -48,7 +60,7 @@ def main() -> None:
 
     torch.manual_seed(rank)  # a different model on each rank: DDP's constructor makes them equal
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
-    ddp = DistributedDataParallel(model, device_ids=[local_rank] if use_cuda else None)
+    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type != "cpu" else None)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3, momentum=0.9)
     losses = []
     for _ in range(STEPS):

@@ -15,16 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def setup() -> torch.device:
-    """Join the process group that torchrun describes; return this rank's device."""
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here:
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-        return device
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
 
 
 def cleanup() -> None:
@@ -35,7 +37,7 @@ def cleanup() -> None:
 
 def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     """The model, whose parameters and buffers become rank 0's, and whose gradients are averaged."""
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type != "cpu" else None)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:

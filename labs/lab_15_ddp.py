@@ -36,13 +36,13 @@ class Config:
 def setup() -> tuple[int, int, TwoDevices]:
     """Join the process group; return rank, world size and this process's two devices.
 
-    No ``device_id`` for nccl here: it would bind the group to one device, and this model has two.
+    gloo on GPUs as well: a group of nccl is bound to one device, and this model has two.
     """
     rank, local_rank, world_size = read_environment()
     devices = TwoDevices.of_process(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     if devices.real:
         torch.cuda.set_device(devices.first)
-    dist.init_process_group("nccl" if devices.real else "gloo")
+    dist.init_process_group("gloo")
     return rank, world_size, devices
 
 
@@ -90,13 +90,16 @@ def arguments(devices: TwoDevices) -> dict[str, str]:
     }
     half = nn.Sequential(nn.Linear(4, 4, device=devices.first), nn.Linear(4, 4, device="meta"))
     said["DDP(a model on two kinds of devices)"] = answer(lambda: DDP(half))
+    one_device = nn.Linear(4, 4, device=devices.first)
+    said["DDP(a model on one device, device_ids=[first])"] = answer(lambda: DDP(one_device, [first]))
     return said
 
 
-def check(said: dict[str, str]) -> None:
+def check(said: dict[str, str], on_gpus: bool) -> None:
     expected = ["accepted", "DistributedDataParallel device_ids and output_device arguments only work with "]
     expected += ["device_ids can only be None or contain a single element.", expected[1], "accepted"]
     expected += ["DistributedDataParallel's input module must be on the same type of devices"]
+    expected.append("accepted" if on_gpus else expected[1])
     for (what, text), start in zip(said.items(), expected, strict=True):
         if not text.startswith(start):
             raise CourseError(f"{what}: {text}")
@@ -128,7 +131,7 @@ def main(cfg: Config) -> None:
             f"step {step}: loss {loss:.4f}, differences in gradients {off:.0e}, parameters {apart:.0e}"
         )
     said = arguments(devices)
-    check(said)
+    check(said, devices.real)
     for what, text in said.items():
         print_on_rank_0(f"{what}\n    {text.split(', but')[0]}")
     record_results("lab_15_ddp", {"devices": list(devices.numbers), "said": said})

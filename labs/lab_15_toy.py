@@ -41,7 +41,7 @@ def main() -> None:
     first, second = two_devices(int(os.environ["LOCAL_RANK"]))
     if first.type == "cuda":
         torch.cuda.set_device(first)
-    dist.init_process_group("nccl" if first.type == "cuda" else "gloo")
+    dist.init_process_group("gloo")  # on GPUs as well: a group of nccl has one device, this model has two
     rank = dist.get_rank()
     torch.manual_seed(rank)  # other parameters and other data on each rank
     ddp = DistributedDataParallel(TwoDeviceModel(first, second))  # device_ids and output_device stay None

@@ -4,11 +4,17 @@ from tests.faults import Fault
 
 FAULTS: list[Fault] = [
     Fault(
-        "03_messages",
+        "03_tags",
         "((0, BIAS), (0, WEIGHT), (None, 0)",
         "((0, WEIGHT), (0, BIAS), (None, 0)",
         "AssertionError: [(0, 1.0), (0, 2.0), (2, 9.0), (0, 3.0)]",
         ranks=3,
+    ),
+    Fault(
+        "03_messages",
+        "mine = torch.full((3,), float(rank)",
+        "mine = torch.full((3,), float(right)",
+        "assert box.tolist() == [left, left, left]",
     ),
     Fault("03_ring", "held += mine", "held -= mine", "sum of ranks 0 to 1: differs by"),
     Fault("03_ring", "held = mine.clone()", "held = mine", "sum of ranks 0 to 1: differs by"),
@@ -36,6 +42,12 @@ FAULTS: list[Fault] = [
         "dist.P2POp(dist.isend, task.outgoing,",
         "dist.P2POp(dist.isend, task.incoming,",
         "batch, send listed first: differs by",
+    ),
+    Fault(  # a cure that nccl's queue stops
+        "03_deadlock",
+        "in_two_calls(task, rank != 0, log)",
+        "by_isend(task)",
+        "nccl was to wait in the second cure alone",
     ),
     Fault(
         "03_mismatch",
