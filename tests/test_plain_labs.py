@@ -1,10 +1,15 @@
 """A plain lab runs where nothing of ours can be imported: alone in a folder, as the command it shows does."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 from shutil import copy
+from types import ModuleType
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
@@ -28,6 +33,21 @@ import os
 if __name__ == "__main__":
     print(f"rank {{os.environ['RANK']}} was here")
 '''
+
+
+JOINS_IN_ITS_OWN_WAY = {
+    "lab_00_echo": "fails on purpose, gloo",
+    "lab_02_five_ways": "joins five groups",
+    "lab_03_tags": "gloo alone has tags",
+    "lab_10_train": "the script has options",
+    "lab_11_rank0": "not yet",
+    "lab_12_join": "not yet",
+    "lab_13_restart": "not yet",
+    "lab_15_toy": "two devices a process, gloo",
+    "lab_26_look": "hangs on purpose, gloo",
+    "lab_26_saves": "hangs on purpose, gloo",
+    "lab_27_who": "not yet",
+}
 
 
 def run_alone(lab: Path, folder: Path) -> Done:
@@ -113,3 +133,43 @@ def test_plain_labs_with_hooks_collect_before_they_end():
 def test_a_plain_lab_that_forgets_is_found():
     source = (ROOT / "labs" / "lab_19_unit.py").read_text(encoding="utf-8")
     assert forgets_to_collect(source.replace("gc.collect()", "pass"))
+
+
+def function_of(lab: Path, name: str) -> str | None:
+    for node in ast.parse(lab.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.unparse(node)
+    return None
+
+
+def test_plain_labs_join_in_one_way():
+    expected = function_of(ROOT / "labs" / "lab_08_ddp.py", "setup")
+    for lab in PLAIN_LABS:
+        joins = "init_process_group" in lab.read_text(encoding="utf-8")
+        if joins and lab.stem not in JOINS_IN_ITS_OWN_WAY:
+            assert function_of(lab, "setup") == expected, lab.name
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, devices: int) -> tuple[torch.device, list]:
+    """What ``setup`` of local rank 1 of 2 returns and calls on a machine with so many GPUs."""
+    calls: list = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.syspath_prepend(ROOT / "labs")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", calls.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda name, device_id: calls.append((name, device_id)))
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    lab: ModuleType = importlib.import_module("lab_08_ddp")
+    return lab.setup(), calls
+
+
+def test_with_a_gpu_for_each_rank_the_device_is_set_before_the_group_is_bound_to_it(monkeypatch):
+    gpu = torch.device("cuda", 1)
+    assert joined(monkeypatch, 2) == (gpu, [1, ("nccl", gpu)])
+
+
+@pytest.mark.parametrize("devices", [0, 1])
+def test_with_too_few_gpus_the_cpu_is_taken(devices: int, monkeypatch):
+    assert joined(monkeypatch, devices) == (torch.device("cpu"), [("gloo", None)])

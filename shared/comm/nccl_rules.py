@@ -208,7 +208,7 @@ def next_pair(waiting: dict[int, list[list[Issued]]]) -> tuple[Issued, Issued] |
     """A message whose two ends have both come to it: its ``send`` and its ``recv``."""
     for rank, queue in waiting.items():
         for sent in queue[0] if queue else []:
-            if sent.op != "send" or not waiting.get(sent.peer):
+            if sent.op != "send" or sent.peer is None or not waiting.get(sent.peer):
                 continue
             for received in waiting[sent.peer][0]:
                 if received.op == "recv" and received.peer == rank:
