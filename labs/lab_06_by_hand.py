@@ -8,6 +8,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 

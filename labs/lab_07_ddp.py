@@ -4,11 +4,11 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_07_ddp.py
 Written by:  notebooks/07_dp_vs_ddp.ipynb
 """
 
-import gc
 import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -80,4 +80,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # DDP's cycles keep threads of gloo alive, which can abort the process at its exit (-6)

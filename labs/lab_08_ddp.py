@@ -4,11 +4,11 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_ddp.py
 Written by:  notebooks/08_ddp.ipynb
 """
 
-import gc
 import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -88,6 +88,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Without this line some runs abort at the very end, with exit code -6. It frees what main() has left
-    # behind, and with it gloo's threads, while the interpreter still runs.
-    gc.collect()

@@ -4,7 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_naive.py
 Written by:  notebooks/09_ddp_inside.ipynb
 """
 
-import gc
 import os
 
 import torch
@@ -90,6 +89,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Without this line some runs abort at the very end, with exit code -6. It frees what main() has left
-    # behind, and with it gloo's threads, while the interpreter still runs.
-    gc.collect()

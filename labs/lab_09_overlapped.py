@@ -4,7 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_overlapped.py
 Written by:  notebooks/09_ddp_inside.ipynb
 """
 
-import gc
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -197,4 +196,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # the hooks and the module hold each other; see lesson 08 for the end of a script

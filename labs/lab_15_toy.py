@@ -4,11 +4,11 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_toy.py
 Written by:  notebooks/15_model_parallel.ipynb
 """
 
-import gc
 import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,4 +66,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # ends DDP's cycle of hooks before the interpreter does, which may abort with -6

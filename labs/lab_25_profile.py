@@ -6,7 +6,6 @@ Written by:  notebooks/25_see_it.ipynb
 With a folder as argument it keeps the traces there. Open one by hand in https://ui.perfetto.dev.
 """
 
-import gc
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -155,4 +155,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()

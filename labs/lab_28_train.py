@@ -8,13 +8,13 @@ positions are left out: they have no parameters and send nothing.
 """
 
 import argparse
-import gc
 import os
 import time
 from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -306,4 +306,3 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Config, name))
     options = vars(parser.parse_args())
     main(replace(Config(), **{name: options[name] for name in names}), options["pp"], options["tp"])
-    gc.collect()  # FSDP's hooks hold the group in circles

@@ -13,14 +13,15 @@ import torch.distributed as dist
 
 from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
-from tests.helpers import ROOT, Done, command, torchrun_command
+from tests.helpers import ROOT, SCRIPTS, Done, command, torchrun, torchrun_command
 from tests.launch import warm_torchrun
 from tests.rules.labs import command_of, exit_code_of, is_plain, starts_with_torchrun
 
 PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
 # What torchrun itself tells about a rank that has failed and is started again.
 LAUNCHER_SAYS = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic/.*\n", re.MULTILINE)
-KEEPS_THE_GROUP = re.compile(r"register_\w*hook|DistributedDataParallel\(|DDP\(|fully_shard\(|FSDP\(")
+MAKES_OPTIMIZERS = re.compile(r"torch\.optim|DistributedDataParallel\(|fully_shard\(")
+NOT_YET = ("lab_10_train", "lab_10_launch_spawn", "lab_11_rank0", "lab_12_join", "lab_13_restart")
 BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
 LAB = '''"""A lab of the tests.
 
@@ -120,19 +121,31 @@ def test_the_exit_code_of_a_lab_that_fails_on_purpose_is_announced(tmp_path: Pat
     assert exit_code_of(lab) == 1
 
 
-def forgets_to_collect(source: str) -> bool:
-    """Whether hooks hold the group in circles when the script ends: some runs then abort, exit code -6."""
-    return bool(KEEPS_THE_GROUP.search(source)) and "gc.collect()" not in source
+def imports_too_late(source: str) -> bool:
+    """Whether an optimizer would import, with a group already there, what then holds it: see lesson 08."""
+    return bool(MAKES_OPTIMIZERS.search(source)) and "import torch.distributed.nn.functional" not in source
 
 
-def test_plain_labs_with_hooks_collect_before_they_end():
-    forgetful = [path.name for path in PLAIN_LABS if forgets_to_collect(path.read_text(encoding="utf-8"))]
-    assert forgetful == []
+def test_plain_labs_import_first_what_would_hold_their_group():
+    late = {path.stem for path in PLAIN_LABS if imports_too_late(path.read_text(encoding="utf-8"))}
+    assert late <= {*NOT_YET, "lab_10_one_process", "lab_23_rpc", "lab_24_context"}, late
 
 
-def test_a_plain_lab_that_forgets_is_found():
-    source = (ROOT / "labs" / "lab_19_unit.py").read_text(encoding="utf-8")
-    assert forgets_to_collect(source.replace("gc.collect()", "pass"))
+def threads_of_gloo(lab: Path) -> int:
+    """How many threads of gloo are left on rank 0 when ``main`` of the lab is over."""
+    done = torchrun(SCRIPTS / "threads_left.py", lab)
+    assert done.returncode == 0, done.stdout
+    return int(re.search(r"^threads left: (\d+)$", done.stdout, re.MULTILINE)[1])
+
+
+@pytest.mark.slow
+def test_a_group_ends_with_its_lab_unless_it_is_held(tmp_path: Path):
+    lab = ROOT / "labs" / "lab_08_ddp.py"
+    assert threads_of_gloo(lab) == 0
+    held = tmp_path / lab.name
+    early = re.compile(r"^import torch.distributed.nn.functional.*\n", re.MULTILINE)
+    held.write_text(early.sub("", lab.read_text(encoding="utf-8")), encoding="utf-8")
+    assert threads_of_gloo(held) > 0
 
 
 def function_of(lab: Path, name: str) -> str | None:

@@ -4,6 +4,53 @@ from tests.answers import right, wrong
 
 ANSWERS = [
     wrong(
+        "Never waits.",
+        "backward ended without waiting for 6 of its all-reduces",
+        ("bucket.work.wait()", "pass"),
+    ),
+    wrong(
+        "Waits for the last bucket only.",
+        "backward ended without waiting for 5 of its all-reduces",
+        (
+            "bucket.work.wait()",
+            """
+            if bucket is self.buckets[-1]:
+                bucket.work.wait()
+            """,
+        ),
+    ),
+    wrong(
+        "Follows the order of arrival before the unused get their views.",
+        "a first step in which the last rank alone uses a layer: on rank 0 the gradient of sometimes",
+        (
+            "for index, count in enumerate(users.tolist()):",
+            """
+            self._follow_arrival()
+            for index, count in enumerate(users.tolist()):
+            """,
+        ),
+    ),
+    wrong(
+        "Divides the last bucket twice from the second step on.",
+        "a second one in which rank 0 alone uses it: on rank 0 the gradient of",
+        (
+            "bucket.work.wait()",
+            """
+            bucket.work.wait()
+            if self.follows_arrival and bucket is self.buckets[-1]:
+                bucket.flat /= self.ranks
+            """,
+        ),
+    ),
+    wrong(
+        "Ignores the process group.",
+        "with two groups of ranks: on rank",
+        (
+            "dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)",
+            "dist.all_reduce(bucket.flat, async_op=True)",
+        ),
+    ),
+    wrong(
         "Fills the buckets during backward, and launches them when it is over.",
         "0 all-reduces are launched before the last of 6 gradients is ready",
         (
@@ -88,7 +135,7 @@ ANSWERS = [
         _launch_in_turn="""
         for bucket in self.buckets:
             if not bucket.missing and bucket.work is None:
-                bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+                bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
         """,
     ),
     wrong(

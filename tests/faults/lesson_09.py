@@ -3,6 +3,7 @@
 from tests.faults import Fault
 
 EARLY = "0 all-reduces are launched before the last of 6 gradients is ready"
+CROSSED = "crossed layers, step"
 ARRIVAL = "let buckets follow the order of arrival"
 
 FAULTS: list[Fault] = [
@@ -31,6 +32,61 @@ FAULTS: list[Fault] = [
         "            self.launched += 1\n",
         "            bucket.work.wait()\n            self.launched += 1\n",
         "backward waits inside a hook until the other ranks join",
+        run="09_equal",
+    ),
+    # What an easy net does not show: the eight faults below passed all checks before.
+    Fault(  # each bucket leaves as soon as it is full, in no fixed order
+        "09_overlapped",
+        "        while self.launched < len(self.buckets):\n"
+        "            bucket = self.buckets[self.launched]\n"
+        "            if bucket.missing:\n                return\n",
+        "        for bucket in [self.bucket_of[self.arrived[-1]]]:\n"
+        "            if bucket.missing:\n                return\n",
+        CROSSED,
+        run="09_equal",
+    ),
+    Fault("09_overlapped", "            bucket.work.wait()\n", "", CROSSED, run="09_equal"),
+    Fault(
+        "09_overlapped",
+        "            bucket.work.wait()\n",
+        "            if bucket is self.buckets[-1]:\n                bucket.work.wait()\n",
+        CROSSED,
+        run="09_equal",
+    ),
+    Fault(  # divides twice from the fourth bucket on
+        "09_overlapped",
+        "            bucket.work.wait()\n",
+        "            bucket.work.wait()\n"
+        "            if bucket in self.buckets[3:]:\n                bucket.flat /= self.ranks\n",
+        CROSSED,
+        run="09_equal",
+    ),
+    Fault(  # each rank's own order of arrival
+        "09_overlapped",
+        "            dist.broadcast(order, group=self.process_group, group_src=0)\n",
+        "",
+        CROSSED,
+        run="09_equal",
+    ),
+    Fault(
+        "09_overlapped",
+        "        broadcast_from_rank_0(self.module.buffers(), self.process_group)\n        return",
+        "        return",
+        "a forward began with buffers of its own",
+        run="09_equal",
+    ),
+    Fault(
+        "09_overlapped",
+        "dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)",
+        "dist.all_reduce(bucket.flat, async_op=True)",
+        CROSSED,
+        run="09_equal",
+    ),
+    Fault(  # no guard after the first step
+        "09_overlapped",
+        "        if unused:\n",
+        "        if unused and not self.follows_arrival:\n",
+        "after 2 backwards, one that left a parameter out ended without an error",
         run="09_equal",
     ),
     # Buckets ignore the order of arrival.

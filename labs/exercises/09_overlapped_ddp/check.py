@@ -7,14 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.comm.late import late_all_reduces
 from shared.comm.record import record
 from shared.lesson_09.overlap import assert_overlap
+from shared.lesson_09.promises import two_halves
 from shared.runtime.errors import CourseError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
 TOLERANCE = 1e-12  # float64
-CAP = 0.0005  # MiB: half a KiB, so that there are several buckets
+CAP = 0.0005  # MiB: half a KiB, a bucket for each layer
 PATIENCE_S = 10  # a rank that stands still so long counts as blocked; nobody waits so long in a right answer
 TIMEOUT_S = 30
 LEARNING_RATE = 0.1
@@ -78,15 +80,28 @@ STEPS = {
     "a layer used only under no_sync()": [Part("the last rank", sync=False), Part()],
     "the step after no_sync()": [Part("rank 0")],
 }
+UNUSED_SHARE_A_BUCKET = {
+    "a first step in which the last rank alone uses a layer": [Part("the last rank")],
+    "a second one in which rank 0 alone uses it": [Part("rank 0")],
+}
 
 
-def verify_parity(answer: ModuleType, group: Group) -> int:
-    """Train the answer beside one process. Return the number of compared steps."""
+def verify_parity(
+    answer: ModuleType,
+    group: Group,
+    steps: dict[str, list[Part]],
+    cap: float = CAP,
+    members: dist.ProcessGroup | None = None,
+) -> None:
+    """Train the answer beside one process that has the data of all members. The results arrive late."""
+    ranks = dist.get_process_group_ranks(members or dist.group.WORLD)
     ours = Net(group.rank).to(group.device)
-    alone = Net(0).to(group.device)
-    ddp = answer.OverlappedDDP(ours, bucket_cap_mb=CAP)
+    alone = Net(ranks[0]).to(group.device)
+    ddp = answer.OverlappedDDP(ours, cap, members)
     generator = torch.Generator().manual_seed(0)
-    for told, parts in STEPS.items():
+    for told, parts in steps.items():
+        if members is not None:
+            told = f"{told}, with two groups of ranks"
         for model in (ours, alone):
             model.zero_grad()
         for number, part in enumerate(parts, start=1):
@@ -96,15 +111,20 @@ def verify_parity(answer: ModuleType, group: Group) -> int:
                 if part.evaluate:
                     with torch.no_grad():
                         ddp(x[0], False, False)
-                with record() as log:
+                with record() as log, late_all_reduces() as works:
                     loss.backward()
+            open_works = [work for work in works if not work.delivered]
+            if open_works:
+                raise Wrong(
+                    f"{told}: backward ended without waiting for {len(open_works)} of its all-reduces"
+                )
             if not part.sync and log.count():
                 raise Wrong(f"{told}: backward number {number} sent something, {dict(log.counts())}")
             allowed = len(ddp.trainable) + 1  # one for each gradient at worst, and who has used what
             calls = log.count("all_reduce")
             if calls > allowed:
                 raise Wrong(f"{told}: {calls} all-reduces in one backward, for {allowed - 1} gradients")
-            losses = [part.loss(alone, x, rank, group.world_size) for rank in range(group.world_size)]
+            losses = [part.loss(alone, x, rank, group.world_size) for rank in ranks]
             torch.stack(losses).mean().backward()
         compare(told, ours, alone, group)
         with torch.no_grad():
@@ -112,7 +132,6 @@ def verify_parity(answer: ModuleType, group: Group) -> int:
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= LEARNING_RATE * parameter.grad
-    return len(STEPS)
 
 
 def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
@@ -143,15 +162,17 @@ def problem_of(gradient: torch.Tensor | None, mean: torch.Tensor | None) -> str:
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    steps = verify_parity(answer, group)
+    verify_parity(answer, group, STEPS)
+    verify_parity(answer, group, UNUSED_SHARE_A_BUCKET, cap=2 * CAP)
+    verify_parity(answer, group, {"two steps": [Part()], "the second": [Part()]}, members=two_halves(group))
     try:
         events = assert_overlap(answer.OverlappedDDP, group, PATIENCE_S)
     except CourseError as error:
         raise Wrong(str(error)) from None
     gradients = events.count("gradient ready")
     return (
-        f"{steps} steps equal one process to {TOLERANCE:.0e}, and {gradients - 1} of {gradients} buckets "
-        "leave before the last gradient is ready. Well done."
+        f"{len(STEPS)} steps equal one process to {TOLERANCE:.0e}, and {gradients - 1} of {gradients} "
+        "buckets leave before the last gradient is ready. Well done."
     )
 
 
