@@ -1,19 +1,19 @@
-"""What an all-reduce costs in seconds: alpha and beta by ping-pong, ring and doubling predicted and measured.
+"""What an all-reduce costs in seconds: alpha and beta measured, three algorithms predicted and measured.
 
-Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_cost.py
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_05_cost.py
 Written by:  notebooks/05_ring_all_reduce.ipynb
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import isclose, log2
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from lab_05_other_ways import recursive_doubling
+from lab_05_other_ways import halving_and_doubling, recursive_doubling
 from lab_05_ring import ring_all_reduce, send_right
 
 from shared.comm.record import record
@@ -27,8 +27,9 @@ from shared.runtime.run import run
 class Config:
     messages: tuple[int, ...] = tuple(2**e for e in (6, 10, 14, 18, 20, 22))  # bytes, for the fits
     sizes: tuple[int, ...] = tuple(2**e for e in (12, 14, 16, 18, 20, 22, 24))  # bytes, of all-reduces
-    trips: int = 20  # there and back, in one measurement
-    repeats: int = 7
+    bytes_in_a_row: int = 2**23  # a measurement makes so many calls that they move about this much,
+    calls: int = 40  # at most so many,
+    repeats: int = 15  # and the quickest of so many measurements counts
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ def doubling_plan(size: int, n: int) -> Plan:
     return Plan(rounds, rounds * size, rounds * size)
 
 
+def halving_plan(size: int, n: int) -> Plan:
+    return Plan(2 * int(log2(n)), 2 * (n - 1) / n * size, (n - 1) / n * size)
+
+
 def fit(sizes: list[int], times: list[float]) -> Link:
     """Fit t = alpha + size * beta, by least squares of relative errors. Sizes in bytes, times in seconds."""
     terms = np.array([[1, size] for size in sizes])
@@ -73,32 +78,33 @@ def wait_for_device(group: Group) -> None:
         torch.cuda.synchronize()
 
 
-def seconds(function: Callable, group: Group) -> float:
-    """Seconds of one call, from a common start to the end of the slowest rank."""
-    dist.barrier()
-    start = time.perf_counter()
-    function()
-    wait_for_device(group)
-    took = torch.tensor(time.perf_counter() - start, device=group.device)
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return took.item()
+def seconds(function: Callable, size: int, cfg: Config, group: Group) -> float:
+    """Seconds of one call that moves ``size`` bytes: of calls in a row, up to the end of the slowest rank.
+
+    The same for messages and for all-reduces, without a record, which would slow each call down.
+    """
+    calls = max(2, min(cfg.calls, cfg.bytes_in_a_row // size))
+    best = float("inf")
+    for _ in range(cfg.repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        wait_for_device(group)
+        took = torch.tensor((time.perf_counter() - start) / calls, device=group.device)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        best = min(best, took.item())
+    return best
 
 
-def ping_pong(x: torch.Tensor, trips: int) -> None:
+def ping_pong(x: torch.Tensor) -> None:
     """x goes from rank 0 to rank 1 and back. One message is under way at any time; other ranks do nothing."""
-    for _ in range(trips):
-        if dist.get_rank() == 0:
-            dist.send(x, 1)
-            dist.recv(x, 1)
-        elif dist.get_rank() == 1:
-            dist.recv(x, 0)
-            dist.send(x, 0)
-
-
-def all_at_once(x: torch.Tensor, incoming: torch.Tensor, trips: int) -> None:
-    """Every rank sends x to the right while it receives from the left: a step of the ring, without adding."""
-    for _ in range(2 * trips):
-        send_right(x, incoming, None)
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+        dist.recv(x, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0)
+        dist.send(x, 0)
 
 
 def measure_links(cfg: Config, group: Group) -> dict[str, Link]:
@@ -106,43 +112,51 @@ def measure_links(cfg: Config, group: Group) -> dict[str, Link]:
     found: dict[str, list[float]] = {"ping-pong": [], "all at once": []}
     for size in cfg.messages:
         x, incoming = torch.ones(2, size // 4, device=group.device)
-        trips = max(1, min(cfg.trips, 2**22 // size))
-        for way, function in (
-            ("ping-pong", lambda x=x, trips=trips: ping_pong(x, trips)),
-            ("all at once", lambda x=x, y=incoming, trips=trips: all_at_once(x, y, trips)),
-        ):
-            best = min(seconds(function, group) for _ in range(cfg.repeats))
-            found[way].append(best / (2 * trips))
+        there_and_back = seconds(partial(ping_pong, x), size, cfg, group)
+        found["ping-pong"].append(there_and_back / 2)
+        # A step of the ring, without adding.
+        found["all at once"].append(seconds(partial(send_right, x, incoming, None), size, cfg, group))
     return {way: fit(list(cfg.messages), times) for way, times in found.items()}
 
 
 def seconds_to_add_a_byte(cfg: Config, group: Group) -> float:
     """Gamma: what ``target += incoming`` costs while every rank adds."""
     x, y = torch.ones(2, 2**18, device=group.device)
-    return min(seconds(lambda: x.add_(y), group) for _ in range(cfg.repeats)) / x.nbytes
+    return seconds(partial(x.add_, y), x.nbytes, cfg, group) / x.nbytes
 
 
-def measure_all_reduces(cfg: Config, group: Group) -> dict[str, dict[int, list[float]]]:
-    """{way: {bytes: seconds of each repeat}}, and each call's messages and bytes are those of its plan."""
-    n = group.world_size
-    ways = {"ring": (ring_all_reduce, ring_plan)}
+def plans_for(n: int) -> dict[str, tuple[Callable, Callable[[int, int], Plan]]]:
+    """{way: (the all-reduce, its plan)} that n ranks can take."""
+    ways: dict = {"ring": (ring_all_reduce, ring_plan)}
     if n & (n - 1) == 0:
-        ways["doubling"] = (recursive_doubling, doubling_plan)
-    taken = {way: {size: [] for size in cfg.sizes} for way in [*ways, "gloo"]}
+        ways["recursive doubling"] = (recursive_doubling, doubling_plan)
+        ways["halving and doubling"] = (halving_and_doubling, halving_plan)
+    return ways
+
+
+def check_plan(way: str, all_reduce: Callable, plan: Plan, x: torch.Tensor, n: int) -> None:
+    """One call adds up, and its messages and bytes are those of its plan."""
+    x.fill_(1.0)
+    with record() as log:
+        all_reduce(x)
+    assert x[0] == n, f"{way}: the sum of {n} ones is {x[0]:g}"
+    assert log.count("send") == plan.messages, f"{way}: {log.count('send')} messages, not {plan}"
+    off = abs(log.bytes("send") - plan.sent)
+    assert off < 4 * plan.messages, f"{way}: {log.bytes('send'):,} bytes, not {plan}"
+
+
+def measure_all_reduces(cfg: Config, group: Group) -> dict[str, list[float]]:
+    """{way: seconds of one call for each size}, and each way's messages and bytes are those of its plan."""
+    n = group.world_size
+    ways = plans_for(n)
+    taken: dict[str, list[float]] = {way: [] for way in [*ways, "torch"]}
     for size in progress(cfg.sizes, "sizes"):
         x = torch.ones(size // 4, device=group.device)
-        for _ in range(cfg.repeats):
-            for way, (all_reduce, plan_of) in ways.items():
-                x.fill_(1.0)
-                with record() as log:
-                    taken[way][size].append(seconds(lambda f=all_reduce, x=x: f(x), group))
-                assert x[0] == n, f"{way}: the sum of {n} ones is {x[0]:g}"
-                plan = plan_of(size, n)
-                assert log.count("send") == plan.messages, f"{way}: {log.count('send')} messages, not {plan}"
-                off = abs(log.bytes("send") - plan.sent)
-                assert off < 4 * plan.messages, f"{way}: {log.bytes('send'):,} bytes, not {plan}"
-            x.fill_(1.0)
-            taken["gloo"][size].append(seconds(lambda x=x: dist.all_reduce(x), group))
+        for way, (all_reduce, plan_of) in ways.items():
+            check_plan(way, all_reduce, plan_of(size, n), x, n)
+            x.zero_()  # calls in a row add up zeros
+            taken[way].append(seconds(partial(all_reduce, x), size, cfg, group))
+        taken["torch"].append(seconds(partial(dist.all_reduce, x), size, cfg, group))
     return taken
 
 
@@ -168,7 +182,7 @@ def main(cfg: Config) -> None:
             )
         print_on_rank_0(f"{'adding':12} 1 / gamma {1e-9 / gamma:.2f} GB/s")
         predicted = {}
-        for name, plan_of in (("ring", ring_plan), ("doubling", doubling_plan)):
+        for name, (_, plan_of) in plans_for(n).items():
             plans = [plan_of(size, n) for size in cfg.sizes]
             predicted[name] = {
                 way: [link.seconds(p.messages, p.sent) + p.added * gamma for p in plans]
@@ -180,10 +194,7 @@ def main(cfg: Config) -> None:
                 "sizes": cfg.sizes,
                 "links": {way: asdict(link) for way, link in links.items()},
                 "gamma": gamma,
-                "times": {way: [min(t) for t in rows.values()] for way, rows in taken.items()},
-                "medians": {
-                    way: [statistics.median(t) for t in rows.values()] for way, rows in taken.items()
-                },
+                "times": taken,
                 "predicted": predicted,
             },
         )

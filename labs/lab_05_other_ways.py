@@ -1,4 +1,4 @@
-"""Three other all-reduces: through rank 0, a ring of whole tensors, and recursive doubling.
+"""Four other all-reduces: through rank 0, a ring of whole tensors, and by partners at growing distances.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_other_ways.py
 Written by:  notebooks/05_ring_all_reduce.ipynb
@@ -61,16 +61,40 @@ def recursive_doubling(x: torch.Tensor, group: dist.ProcessGroup | None = None) 
         distance *= 2
 
 
+def halving_and_doubling(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Reduce-scatter with partners n / 2, n / 4, ... away, then all-gather the way back.
+
+    The bytes of a ring in 2 log2(n) messages. ``x`` is flat, n is a power of 2 and divides its length.
+    Rabenseifner's algorithm: Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    mine = x
+    steps = []
+    distance = n // 2
+    while distance > 0:
+        partner = rank ^ distance
+        lower, upper = mine.chunk(2)
+        mine, theirs = (upper, lower) if rank & distance else (lower, upper)
+        incoming = torch.empty_like(mine)
+        exchange(theirs, partner, incoming, partner, group)
+        mine += incoming
+        steps.append((partner, mine, theirs))
+        distance //= 2
+    for partner, mine, theirs in reversed(steps):
+        exchange(mine, partner, theirs, partner, group)
+
+
 WAYS = {
     "gather and broadcast": gather_and_broadcast,
     "whole-tensor ring": whole_tensor_ring,
     "recursive doubling": recursive_doubling,
+    "halving and doubling": halving_and_doubling,
 }
 
 
 def works_with(way: str, n: int) -> bool:
-    """Whether n ranks can do it: recursive doubling, as it stands here, wants a power of 2."""
-    return way != "recursive doubling" or n & (n - 1) == 0
+    """Whether n ranks can do it: with partners, as it stands here, n must be a power of 2."""
+    return "doubling" not in way or n & (n - 1) == 0
 
 
 def setup() -> torch.device:

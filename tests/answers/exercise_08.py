@@ -4,6 +4,32 @@ from tests.answers import right, wrong
 
 ANSWERS = [
     wrong(
+        "Starts the all-reduces and never waits.",
+        "backward 1 ended without waiting for 3 of its all-reduces",
+        ("dist.all_reduce(parameter.grad)", "dist.all_reduce(parameter.grad, async_op=True)"),
+    ),
+    wrong(
+        "Goes by the state dict, which leaves out a buffer that is not persistent.",
+        "buffer in_uint8 (torch.uint8) on rank 1 is not rank 0's, it is still this rank's own",
+        ("[*module.parameters(), *module.buffers()]", "module.state_dict().values()"),
+    ),
+    wrong(
+        "Puts new buffers in place of the old ones.",
+        "buffer in_float32 has a new storage",
+        (
+            "tensor.copy_(part.view_as(tensor))",
+            """
+            if isinstance(tensor, nn.Parameter):
+                tensor.copy_(part.view_as(tensor))
+                continue
+            for owner in module.modules():
+                for name, buffer in list(owner.named_buffers(recurse=False)):
+                    if buffer is tensor:
+                        setattr(owner, name, part.view_as(tensor).clone())
+            """,
+        ),
+    ),
+    wrong(
         "All ranks agree, but on the mean.",
         "parameter first.weight (torch.float64) on rank 0 is not rank 0's, nor this",
         start_equal="""
@@ -98,9 +124,12 @@ ANSWERS = [
     right(
         "Pickle carries the whole state in two broadcasts: its size, then its bytes.",
         start_equal="""
-        state = [module.state_dict()]
+        tensors = [*module.parameters(), *module.buffers()]
+        state = [[tensor.data for tensor in tensors]]
         dist.broadcast_object_list(state, src=0)
-        module.load_state_dict(state[0])
+        with torch.no_grad():
+            for tensor, value in zip(tensors, state[0], strict=True):
+                tensor.copy_(value)
         """,
     ),
     right(

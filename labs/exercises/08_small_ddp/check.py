@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.comm.late import late_all_reduces
 from shared.comm.record import record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
@@ -17,6 +18,8 @@ TOLERANCE = 1e-12  # float64
 
 class Net(nn.Module):
     """Two tied layers, a frozen one, a batch norm, and a buffer of each dtype: (batch, 6) to (batch, 6).
+
+    One buffer is not persistent: it is no part of the state dict.
 
     All dtypes have equally many bytes: if two ranks send them in different orders, the values are wrong,
     and nothing hangs.
@@ -38,7 +41,8 @@ class Net(nn.Module):
             if dtype == torch.int64:
                 size -= 1  # beside the batch norm's counter
             values = torch.randint(0, 2 if dtype == torch.bool else 100, (size,)).to(dtype)
-            self.register_buffer(str(dtype).replace("torch.", "in_"), values)
+            name = str(dtype).replace("torch.", "in_")
+            self.register_buffer(name, values, persistent=dtype != torch.uint8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.second(torch.tanh(self.first(x))))
@@ -54,7 +58,7 @@ def named(net: nn.Module) -> dict[str, torch.Tensor]:
 def verify_start(answer: ModuleType, group: Group) -> tuple[nn.Module, int]:
     """Return the module and how many broadcasts made it equal to rank 0's."""
     net, truth, untouched = (Net(rank).to(group.device) for rank in (group.rank, 0, group.rank))
-    storages = {name: p.data_ptr() for name, p in net.named_parameters()}
+    storages = {name: tensor.data_ptr() for name, tensor in named(net).items()}
     with record() as log:
         answer.start_equal(net)
     broadcasts = log.count("broadcast")
@@ -72,9 +76,9 @@ def verify_start(answer: ModuleType, group: Group) -> tuple[nn.Module, int]:
         if torch.equal(tensor, own[name]):
             raise Wrong(f"{text}, it is still this rank's own")
         raise Wrong(f"{text}, nor this rank's own: was it rounded, or sent in another order on another rank?")
-    moved = [name for name, p in net.named_parameters() if p.data_ptr() != storages[name]]
+    moved = [name for name, tensor in named(net).items() if tensor.data_ptr() != storages[name]]
     if moved:
-        raise Wrong(f"parameter {moved[0]} has a new storage; an optimizer made before would not know it")
+        raise Wrong(f"{moved[0]} has a new storage; whoever held it before does not know that")
     if others or broadcasts > ALLOWED_BROADCASTS:
         raise Wrong(
             f"the values are right, but took {broadcasts} broadcasts and {others} other operations; "
@@ -96,9 +100,12 @@ def verify_backward(answer: ModuleType, net: nn.Module, group: Group) -> int:
         shape = (group.world_size, 5, 6)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         x = x.to(group.device)
-        with record() as log:
+        with record() as log, late_all_reduces() as works:
             net(x[group.rank]).square().mean().backward()
         calls = log.count("all_reduce")
+        unfinished = [work for work in works if not work.delivered]
+        if unfinished:
+            raise Wrong(f"backward {step + 1} ended without waiting for {len(unfinished)} of its all-reduces")
         alone(x.flatten(0, 1)).square().mean().backward()
         own(x[group.rank]).square().mean().backward()
         told = f"backward {step + 1}: the gradient of"
