@@ -46,8 +46,6 @@ VARIABLES = (
     Source("26", "What torch brings along", "| switch |"),
     Source("26", "On real GPUs", "Nothing in this section was run here."),
     Source("26", "On real GPUs", "| variable |"),
-    Source("12", "gloo and nccl side by side", "These variables change"),
-    Source("12", "gloo and nccl side by side", "| Variable |"),
     Source("27", "On real GPUs", "Nothing in this section was run here"),
     Source("27", "On real GPUs", "| variable |"),
 )

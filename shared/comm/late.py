@@ -6,6 +6,7 @@ not: the tensor keeps this rank's own numbers until ``wait``, or the future that
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from unittest.mock import patch
 
 import torch
@@ -27,7 +28,7 @@ class LateWork:
             self.tensor.copy_(self.result)
             self.delivered = True
 
-    def wait(self, *arguments: object) -> bool:
+    def wait(self, *arguments: timedelta) -> bool:
         done = self.work.wait(*arguments)
         self._deliver()
         return done

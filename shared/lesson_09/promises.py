@@ -42,7 +42,9 @@ def two_halves(group: Group) -> dist.ProcessGroup:
     middle = max(1, group.world_size // 2)
     halves = [range(middle), range(middle, group.world_size)]
     made = [dist.new_group(list(ranks)) for ranks in halves if ranks]
-    return made[0] if group.rank < middle else made[1]
+    mine = made[0] if group.rank < middle else made[1]
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine
 
 
 def train_crossed(wrap: Wrap, group: Group, members: dist.ProcessGroup | None, tolerance: float) -> float:
@@ -78,7 +80,8 @@ def train_crossed(wrap: Wrap, group: Group, members: dist.ProcessGroup | None, t
         largest = max(largest, assert_all_equal(what, gradients(ours), gradients(alone), tolerance))
         with torch.no_grad():
             for parameter in [*ours.parameters(), *alone.parameters()]:
-                parameter -= LEARNING_RATE * parameter.grad
+                assert parameter.grad is not None
+                parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
     for step, buffer in enumerate(began_with):
         of_first = buffer.clone()
         dist.broadcast(of_first, group=members, group_src=0)
