@@ -621,11 +621,8 @@ def _collective_with_result(s: Library, call: Call, name: str) -> Value | None:
     found = s.mixed(call.args[:1])
     s.see(last, call, call.get("tensor", 0), meets=last if world else "")
     if last in RESULTS:
-        found.vary &= ~(DIFFERS | MEASURED | UNKNOWN | DIVIDED_BITS)
+        found.vary &= ~(DIFFERS | MEASURED | UNKNOWN)
     return found
-
-
-DIVIDED_BITS = 0
 
 
 @family("dcp.")

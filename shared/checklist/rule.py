@@ -48,7 +48,6 @@ class Rule:
     severity: str
     lesson: str
     find: Callable[[Machine], Answers]
-    optional: bool = False  # only asked when it is selected
 
     @property
     def name(self) -> str:
@@ -75,15 +74,13 @@ class Rule:
 
     @property
     def by_default(self) -> bool:
-        return self.severity in DEFAULT and not self.optional
+        return self.severity in DEFAULT
 
 
-def rule(
-    code: str, severity: str, lesson: str, optional: bool = False
-) -> Callable[[Callable[[Machine], Answers]], Rule]:
+def rule(code: str, severity: str, lesson: str) -> Callable[[Callable[[Machine], Answers]], Rule]:
     """Make a rule of a function."""
     assert severity in SEVERITIES
-    return lambda find: Rule(code, severity, lesson, find, optional)
+    return lambda find: Rule(code, severity, lesson, find)
 
 
 # --- who comes to an event ---

@@ -508,15 +508,11 @@ def mean(t: Machine) -> Answers:
         dist.all_reduce(tokens)
         mean = loss_sum / tokens
     """
-    for event in t.events:
-        if (
-            event.name in ("all_reduce", "reduce", "all_gather", "gather")
-            and event.result is not None
-            and event.result.vary & DIVIDED
-        ) and not event.result.vary & UNKNOWN:
-            yield at(
-                event, "a mean of means: ranks have unequal numbers of items, so join the sums and the counts"
-            )
+    for event in [one for name in ("all_reduce", "reduce", "all_gather", "gather") for one in t.named[name]]:
+        sent = event.result.vary if event.result is not None else 0
+        if sent & DIVIDED and not sent & UNKNOWN:
+            text = "a mean of means: ranks have unequal numbers of items, so join the sums and the counts"
+            yield at(event, text)
 
 
 @rule("RC211", "style", "07")

@@ -34,13 +34,11 @@ from .values import (
     Choice,
     Const,
     Items,
-    Lib,
     Role,
     Thing,
     Value,
     each,
     inside,
-    is_none,
     plain,
     things,
 )
@@ -163,10 +161,6 @@ def order(t: Machine) -> Answers:
     for event in t.events:
         if event.name in ("fsdp", "fully_shard") and plain(event.call.get("use_orig_params")) is not True:
             yield from made_too_early(t, event)
-        elif event.name == "move" and event.result is not None:
-            wrapped = wrapper_before(t, event)
-            if wrapped is not None and not is_moved_there(t, wrapped) and moves_to_gpu(event):
-                yield at(event, "moved after it was wrapped: move the model first")
         elif event.name in ("set attribute", "set item"):
             yield from replaced(t, event)
         elif event.name == "requires_grad" and event.of is not None:
@@ -199,28 +193,6 @@ def wrapper_before(t: Machine, event: Event) -> Thing | None:
             if made and made[0].number < event.number and compatible(made[0], event):
                 return wrapped
     return None
-
-
-def is_moved_there(t: Machine, wrapper: Thing) -> bool:
-    """Whether the model was on its device when it was wrapped, so that moving it again changes nothing."""
-    made = [one for one in t.named["ddp"] if one.result is wrapper]
-    if made and not is_none(made[0].call.get("device_ids", 1)):
-        return True
-    before = [one for one in t.named["move"] if made and one.number < made[0].number]
-    return any(any(part in list(each(wrapper.inner)) for part in each(one.of)) for one in before)
-
-
-def moves_to_gpu(event: Event) -> bool:
-    name = event.result.name if event.result is not None else ""
-    if name == "cuda":
-        return True
-    words = [plain(one) for one in event.call.args]
-    if words and all(word == "cpu" for word in words):
-        return False
-    return bool(event.call.args) and not any(
-        isinstance(one, Lib) and ("float" in one.name or "half" in one.name or "bfloat" in one.name)
-        for one in event.call.args
-    )
 
 
 def was_wrapped(t: Machine, root: Value, event: Event) -> bool:

@@ -232,29 +232,19 @@ def race(t: Machine) -> Answers:
         dist.barrier()
         state = torch.load(path)
     """
+    written = [one for one in t.named["save file"] if who(t, one) == "one"]
     for event in t.named["load file"]:
-        if not everyone(t, event) or event.of is None:
+        if event.of is None or not everyone(t, event):
             continue
-        for written in t.named["save file"]:
-            if (
-                written.number > event.number
-                or written.of is None
-                or who(t, written) != "one"
-                or written.again
-            ):
+        for save in written:
+            target = save.of
+            if target is None or save.again or target.vary & (DIFFERS | UNKNOWN):
                 continue
-            if (
-                event.of is not None
-                and written.of.key == event.of.key
-                and not written.of.vary & (DIFFERS | UNKNOWN)
-            ):
-                between = [
-                    one for one in t.events if one.meets and written.number < one.number < event.number
-                ]
-                if not between and compatible(written, event):
-                    yield at(
-                        event, f"rank 0 may still be writing it in line {line(written.node)}: let all wait"
-                    )
+            if target.key != event.of.key or save.number > event.number:
+                continue
+            between = any(one.meets and save.number < one.number < event.number for one in t.events)
+            if not between and compatible(save, event):
+                yield at(event, f"rank 0 may still be writing it in line {line(save.node)}: let all wait")
 
 
 @rule("RC406", "wrong", "19")
