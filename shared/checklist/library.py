@@ -404,7 +404,8 @@ class Library(Objects):
             self.see("draw", call, found, result=Value(name=library))
         if not alike:
             found.vary |= OWN
-        found.mark(drawn=True)
+        if generator is None or generator.vary & RANK:
+            found.mark(drawn=True)
         return found
 
 
