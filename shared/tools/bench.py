@@ -45,7 +45,7 @@ def endless(loader: DataLoader, next_epoch: Callable[[int], None]) -> Iterator[l
 def loop_of_the_script(script: Any, arguments: tuple[str, ...], ranks: Any) -> Loop:
     """All that the script does for a step: the step, the log, the stop sign."""
     options = script.parse([*arguments, "--epochs", "1000"])
-    data = script.load_data(options, ranks)
+    data = script.load_data(options)
     loader, _ = script.loaders(data, options, ranks)
     trainer = script.Trainer(data, options, ranks)
     stop_sign = script.StopSign(ranks)
@@ -67,7 +67,7 @@ def loop_of_the_script(script: Any, arguments: tuple[str, ...], ranks: Any) -> L
 def bare_loop(script: Any, arguments: tuple[str, ...], ranks: Any) -> Loop:
     """The least that trains the same model on the same data with DDP."""
     options = script.parse(list(arguments))
-    data = script.load_data(options, ranks)
+    data = script.load_data(options)
     sampler: DistributedSampler = DistributedSampler(data.train, drop_last=True)
     loader = DataLoader(data.train, options.batch_size // ranks.size, sampler=sampler, drop_last=True)
     ddp = DistributedDataParallel(script.build(data, options, ranks), gradient_as_bucket_view=True)
