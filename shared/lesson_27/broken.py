@@ -147,7 +147,7 @@ def names_and_cards(net: Network, cfg: Config, folder: Path) -> list[Row]:
     return [
         Row(
             "the own name stands for 127.0.1.1 in /etc/hosts, and nothing names the card",
-            "gloo looks up the own name and tells the others to come there: they come to themselves",
+            "gloo looks up the own name and tells that address to the others: each then connects to itself",
             "`GLOO_SOCKET_IFNAME=eth0`",
             loopback,
         ),

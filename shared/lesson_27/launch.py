@@ -25,6 +25,7 @@ LABS = ROOT / "labs"
 WHO = LABS / "lab_27_who.py"
 PORT = 29500
 MARK = re.compile(r"^\[default\d+\]:", re.MULTILINE)  # --tee puts the local rank before each line
+VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # before torchrun
 TRAINING = Training(epochs=1, steps=29, save_every=29)
 
 
@@ -55,8 +56,7 @@ class Job:
         self.net = net
         self.before = before
         folder.mkdir()
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**os.environ, **VARIABLES, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for host in net.hosts:
             words = command(net.hosts[0], host, ranks, len(net.hosts), folder / host.name)
             launcher = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
@@ -103,7 +103,14 @@ class Job:
 def show_command(net: Network, ranks: int) -> None:
     for host in net.hosts:
         words = [*command(net.hosts[0], host, ranks, len(net.hosts), "logs"), WHO.name]
-        lines = [" ".join(words[:3]), " ".join(words[3:6]), " ".join(words[6:9]), " ".join(words[9:])]
+        variables = " ".join(f"{name}={value}" for name, value in VARIABLES.items())
+        lines = [
+            variables,
+            " ".join(words[:3]),
+            " ".join(words[3:6]),
+            " ".join(words[6:9]),
+            " ".join(words[9:]),
+        ]
         print(f"on {host.name}:\n    " + " \\\n        ".join(lines))
 
 
