@@ -4,13 +4,13 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_rank0.py
 Written by:  notebooks/11_checkpoints.ipynb
 """
 
-import gc
 import os
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,11 +29,23 @@ def save_and_load(ddp: DistributedDataParallel, model: nn.Module, path: Path, de
     dist.barrier()  # nobody replaces or removes the file before all have read
 
 
-def main() -> None:
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
+def main() -> None:
+    device = setup()
     rank = dist.get_rank()
     torch.manual_seed(rank)
 
@@ -59,4 +71,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # DDP's hooks form a cycle; if the dying interpreter ends it, that may abort with -6

@@ -4,12 +4,12 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_join.py
 Written by:  notebooks/12_uneven_inputs.ipynb
 """
 
-import gc
 import os
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
@@ -33,12 +33,23 @@ def train(ddp: nn.Module, batches: Iterable, learning_rate: float, **options: bo
     return used
 
 
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
 def main() -> None:
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
-    if use_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = setup()
     rank = dist.get_rank()
     torch.manual_seed(rank)  # each rank has data of its own; DDP starts from rank 0's parameters
     ddp = DistributedDataParallel(nn.Linear(8, 1).to(device))
@@ -63,4 +74,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # DDP and its hooks form a cycle; if the dying interpreter ends it, that may abort with -6

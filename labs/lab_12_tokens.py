@@ -6,7 +6,6 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_tokens.py
 Written by:  notebooks/12_uneven_inputs.ipynb
 """
 
-import gc
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -86,12 +85,23 @@ def steps_of_all(own: int, device: torch.device) -> int:
     return int(steps)
 
 
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
 def main(sharded: bool) -> None:
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
-    if use_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = setup()
     rank = dist.get_rank()
     model = fully_shard(build(device)) if sharded else DistributedDataParallel(build(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -112,4 +122,3 @@ def main(sharded: bool) -> None:
 
 if __name__ == "__main__":
     main(sharded="fsdp" in sys.argv[1:])
-    gc.collect()  # DDP and its hooks form a cycle; if the dying interpreter ends it, that may abort with -6

@@ -6,7 +6,6 @@ Run it:      torchrun --standalone --nproc-per-node=2 --max-restarts=1 labs/lab_
 Written by:  notebooks/13_elastic.ipynb
 """
 
-import gc
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -101,4 +101,3 @@ def main(checkpoint: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    gc.collect()  # DDP and its hooks form a cycle; if the dying interpreter ends it, that may abort with -6

@@ -21,7 +21,6 @@ PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs i
 # What torchrun itself tells about a rank that has failed and is started again.
 LAUNCHER_SAYS = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic/.*\n", re.MULTILINE)
 MAKES_OPTIMIZERS = re.compile(r"torch\.optim|DistributedDataParallel\(|fully_shard\(")
-NOT_YET = {"lab_11_rank0", "lab_12_join", "lab_12_tokens", "lab_13_restart"}
 ALONE = {"lab_10_one_process", "lab_23_rpc", "lab_24_context"}  # no group of gloo
 IMPORTS_IT = re.compile(r"torch\.distributed\.(nn\.functional|checkpoint|fsdp)")
 BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
@@ -43,10 +42,7 @@ JOINS_IN_ITS_OWN_WAY = {
     "lab_02_five_ways": "joins five groups",
     "lab_03_tags": "gloo alone has tags",
     "lab_10_train": "the script has options",
-    "lab_11_rank0": "not yet",
-    "lab_12_join": "not yet",
-    "lab_12_tokens": "not yet",
-    "lab_13_restart": "not yet",
+    "lab_13_restart": "a store for each attempt, which torchrun may restart",
     "lab_15_toy": "two devices a process, gloo",
     "lab_26_look": "hangs on purpose, gloo",
     "lab_26_saves": "hangs on purpose, gloo",
@@ -131,7 +127,7 @@ def imports_too_late(source: str) -> bool:
 
 def test_plain_labs_import_first_what_would_hold_their_group():
     late = {path.stem for path in PLAIN_LABS if imports_too_late(path.read_text(encoding="utf-8"))}
-    assert late <= NOT_YET | ALONE, late
+    assert late <= ALONE, late
 
 
 def threads_of_gloo(lab: Path) -> int:
