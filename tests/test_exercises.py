@@ -23,11 +23,12 @@ def announced(exercise: str, verdict: str) -> str:
     return f"Exercise {exercise.replace('_', ' ')}: {verdict}"
 
 
-def judged(exercise: str, text: str, ranks: int, folder: Path) -> Done:
+def judged(exercise: str, text: str, ranks: int, folder: Path, **variables: str) -> Done:
     """How the check of an exercise ends with the answer ``text``."""
     answer = folder / "exercise.py"
     answer.write_text(text, encoding="utf-8")
-    return run_job(Job(SCRIPTS / "patient_check.py", (check_of(exercise), "--answer", answer), ranks))
+    arguments = (check_of(exercise), "--answer", answer)
+    return run_job(Job(SCRIPTS / "patient_check.py", arguments, ranks, variables))
 
 
 def table_problems(exercise: str, answers: list[Answer], solution: str) -> list[str]:
@@ -137,6 +138,27 @@ def test_a_right_answer_may_look_unusual(exercise: str, answer: Answer, tmp_path
     done = judged(exercise, answer.text(solution_of(exercise)), 3, tmp_path)
     assert done.returncode == 0, done.stdout
     assert announced(exercise, "right: ") in done.stdout
+
+
+ENDINGS = {
+    "while images == 0: pass": "stuck: it did not end (exercise.py, line 20, in average_gradients)",
+    "if images == 0: sys.exit(0)": "wrong: the answer ended the process with exit code 0",
+    "if images == 0: os._exit(0)": "wrong: the answer ended the process with exit code 0",
+    "if images == 0: ctypes.string_at(0)": "wrong: SIGSEGV ended the process (exercise.py, line 20, in ave",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_answer_that_ends_its_process_or_never_ends_gets_a_verdict(ending: str, tmp_path: Path):
+    line = "    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
+    solution = solution_of("06_uneven_average")
+    assert solution.count(line) == 1
+    text = solution.replace(line, f"    {ending}\n{line}")
+    text = f"{text}\n\nimport ctypes, os, sys\n"
+    done = judged("06_uneven_average", text, 2, tmp_path, PATIENCE_S="3")
+    assert done.returncode == 1
+    assert f"[rank 1] Exercise 06 uneven average: {ENDINGS[ending]}" in done.stdout
 
 
 @pytest.mark.slow

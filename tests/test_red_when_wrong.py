@@ -29,7 +29,8 @@ WORKING = {
     "python": "!python -c 'print(2)'",
 }
 PROGRESS = "for step in range(3):\n    print(f'\\rstep {step}', end='', flush=True)\nprint('\\rdone')"
-MESSAGE = "CalledProcessError: the command above failed with exit code {}; its last lines say why"
+MESSAGE = "CalledProcessError: the command above failed with exit code {}: {}"
+NO_WORDS = "the first error in its output says why"
 NOT_FOUND = "the command was not found; is the course installed in the environment of this kernel?"
 OLDEST = ROOT / ".venv-oldest-kernel"
 
@@ -85,7 +86,7 @@ def test_notebooks_without_a_number_are_no_lessons(checkout: Path):
 def test_red_and_green_under_papermill(checkout: Path):
     """Each kind of failure is tried in the kernel, below; here one, behind what works."""
     path = write(checkout, "93_red", *WORKING.values(), FAILING["code"])
-    assert run_papermill(path, checkout) == MESSAGE.format(3)
+    assert run_papermill(path, checkout) == MESSAGE.format(3, NO_WORDS)
 
 
 @pytest.fixture(params=["own", pytest.param("oldest", marks=pytest.mark.heavy)])
@@ -115,7 +116,8 @@ def test_red_and_green_in_the_kernel(kernel: str, checkout: Path):
         assert notebook.cells[1].outputs[0].text.split() == [pins["ipython"], pins["ipykernel"]]
     red = dict(zip(failing, errors, strict=False))
     codes = {"code": 3, "killed": -9}
-    expected = {name: MESSAGE.format(codes.get(name, 1)) for name in failing}
+    expected = {name: MESSAGE.format(codes.get(name, 1), NO_WORDS) for name in failing}
+    expected["lab"] = MESSAGE.format(1, TOLD)
     assert red == {**expected, "unknown": f"CalledProcessError: {NOT_FOUND}"}
     assert errors[len(failing) :] == [None] * len(WORKING)
     assert TOLD in notebook.cells[2].outputs[0].text

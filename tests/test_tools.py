@@ -13,6 +13,7 @@ from shared.tools.refresh import is_fresh
 from shared.tools.sync import stub_of
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course, mini_notebook, write_lesson
+from tests.test_red_when_wrong import NO_WORDS
 
 TORCHRUN = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs"
 
@@ -135,7 +136,7 @@ def test_make_run_ends_in_a_table(tmp_path: Path):
     table = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("9")]
     assert [(name, state) for name, _, state in table] == [
         ("90_small", "green"),
-        ("91_small", "red: the command above failed with exit code 1; its last lines say why"),
+        ("91_small", f"red: the command above failed with exit code 1: {NO_WORDS}"),
     ]
     assert done.stdout.endswith("1 green, 1 red; executed copies are in runs/\n")
     executed = nbformat.read(root / "runs" / "90_small.ipynb", 4)

@@ -254,7 +254,7 @@ def _own_part(given: dict[str, Any], position: int) -> float:
 
 
 def _bytes_of(tensors: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in tree_leaves(tensors) if torch.is_tensor(one))
+    return sum(leaf.nbytes for leaf in tree_leaves(tensors) if torch.is_tensor(leaf))
 
 
 def _group_of(given: dict[str, Any]) -> dist.ProcessGroup:

@@ -3,30 +3,45 @@
 import argparse
 import contextlib
 import os
+import re
+import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
 import torch.distributed as dist
 
+from shared.runtime import last_words
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.group import Group, process_group, read_environment
 from shared.runtime.loading import load_file
 from shared.runtime.run import run
+from shared.runtime.supervised import Ended, supervised
 
 EXERCISES = Path(__file__).resolve().parents[2] / "labs" / "exercises"
 TIMEOUT_S = 10.0
+ALONE = 2  # times the timeout: what a rank may still need when another one has its verdict
+LONGEST = 30  # times the timeout: what a check may take
+DIED = "died"
+UNREADABLE = "unreadable"
+DIFFER = "wrong: ranks differ in a collective: "
+COLLECTIVE = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)"
+    r"(?:, TensorShape=(\[.*?\]), TensorDtypes=(\w+))?"
+)
+Verify = Callable[[ModuleType, Group], str]
 
 
 class Wrong(CourseError):
     """What is wrong with an answer, in one sentence that helps."""
 
 
-def check_exercise(
-    name: str, verify: Callable[[ModuleType, Group], str], *, timeout_s: float | None = None
-) -> None:
+def check_exercise(name: str, verify: Verify, *, timeout_s: float | None = None) -> None:
     """Check ``labs/exercises/NAME/exercise.py``, or the file given by ``--answer``, on all ranks.
 
     Args:
@@ -36,7 +51,9 @@ def check_exercise(
         timeout_s: seconds that a rank waits in a collective; ``TIMEOUT_S`` by default.
 
     A stub that raises ``NotImplementedError`` counts as not started: exit code 0. A wrong answer ends
-    with exit code 1 and one line per rank that found a fault.
+    with exit code 1 and one line per rank that found a fault. An answer that aborts or never ends is wrong
+    like any other: each rank works in a fork, and the process that torchrun knows tells how that ended.
+    After an abort all ranks work once more, under TORCH_DISTRIBUTED_DEBUG=DETAIL, which compares their calls.
     """
     parser = argparse.ArgumentParser(description=f"Check exercise {name}.")
     parser.add_argument(
@@ -46,21 +63,18 @@ def check_exercise(
     run(_examine, name, parser.parse_args().answer, verify, limit_s)
 
 
-def _examine(name: str, path: Path, verify: Callable[[ModuleType, Group], str], timeout_s: float) -> None:
+def _examine(name: str, path: Path, verify: Verify, timeout_s: float) -> None:
     rank, _, world_size = read_environment()
-    store = _store_of_verdicts(name, timeout_s)
-
-    def meet(where: str) -> None:
-        store.set(f"{where} {rank}", "yes")
-        store.wait([f"{where} {r}" for r in range(world_size)])
-
-    meet("here")  # ranks start apart; what follows is less patient
-    answer = _load(name, path)
-    store.set(str(rank), _verdict(answer, verify, timeout_s))
-    verdicts = [store.get(str(r)).decode() for r in range(world_size)]
+    if not path.is_file():
+        raise InputError(f"exercise {name}: there is no file {path.name}; run the cell that writes it")
+    trial = Trial(name, path.resolve(), verify, timeout_s, _store_of_verdicts(name, timeout_s))
+    trial.meet("here")  # ranks start apart; what follows is less patient
+    verdicts = trial.verdicts()
+    if DIED in _kinds(verdicts):
+        verdicts = _explained(verdicts, trial.verdicts_with_detail())
     if rank == 0:
         _announce(name.replace("_", " "), verdicts)
-    meet("heard")  # the first to exit ends all others
+    trial.meet("heard")  # the first to exit ends all others
     if _kinds(verdicts) not in ({"right"}, {"not started"}):
         sys.exit(1)
 
@@ -71,21 +85,102 @@ def _store_of_verdicts(name: str, timeout_s: float) -> dist.Store:
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
-        timeout=timedelta(seconds=4 * timeout_s),
+        timeout=timedelta(seconds=2 * LONGEST * timeout_s),
     )
     return dist.PrefixStore(f"verdicts of exercise {name}", store)
 
 
-def _load(name: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"exercise {name}: there is no file {path.name}; run the cell that writes it")
-    try:
-        return load_file(path, f"exercise_{name}")
-    except Exception as error:
-        raise InputError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
+@dataclass(frozen=True)
+class Trial:
+    """An answer, and the store through which the ranks tell each other what became of it."""
+
+    name: str
+    path: Path
+    verify: Verify
+    timeout_s: float
+    store: dist.Store
+
+    def verdicts_with_detail(self) -> list[str]:
+        """The same under TORCH_DISTRIBUTED_DEBUG=DETAIL, in a new store: the old one holds a group's keys."""
+        rank, _, _ = read_environment()
+        if rank == 0:
+            server = dist.TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+            self.store.set("port", str(server.port))
+        verdicts = self.verdicts(int(self.store.get("port")))
+        self.meet("the server may go")
+        return verdicts
+
+    def meet(self, where: str) -> None:
+        rank, _, world_size = read_environment()
+        self.store.set(f"{where} {rank}", "yes")
+        self.store.wait([f"{where} {r}" for r in range(world_size)])
+
+    def verdicts(self, port: int | None = None) -> list[str]:
+        """Examine the answer in forks; return the verdicts of all ranks, in rank order."""
+        rank, _, world_size = read_environment()
+        keys = [f"verdict {port} {r}" for r in range(world_size)]
+        ended = supervised(lambda: self._judge(port), self._patience(keys))
+        verdict = ended.result or self._obituary(ended)
+        self.store.set(keys[rank], verdict)
+        self.store.wait(keys)
+        text = verdict.partition(": ")[2]
+        if verdict.startswith(UNREADABLE):
+            raise InputError(text)
+        return [self.store.get(key).decode() for key in keys]
+
+    def _patience(self, keys: list[str]) -> Callable[[], bool]:
+        """A function that says when this rank has worked for too long."""
+        begin = time.monotonic()
+        others_ended_at = float("inf")
+
+        def is_over() -> bool:
+            nonlocal others_ended_at
+            now = time.monotonic()
+            if any(self.store.check([key]) for key in keys):
+                others_ended_at = min(others_ended_at, now)
+            return now > min(others_ended_at + ALONE * self.timeout_s, begin + LONGEST * self.timeout_s)
+
+        return is_over
+
+    def _judge(self, port: int | None) -> str:
+        """What the fork does; with a ``port`` its group meets there, and compares the calls of its ranks."""
+        if port:
+            os.environ["MASTER_PORT"] = str(port)
+            dist.set_debug_level(dist.DebugLevel.DETAIL)
+        try:
+            answer = load_file(self.path, f"exercise_{self.name}")
+        except Exception as error:
+            return f"{UNREADABLE}: {self.path.name} cannot be imported: {type(error).__name__}: {error}"
+        return _verdict(answer, self.path, self.verify, self.timeout_s)
+
+    def _obituary(self, ended: Ended) -> str:
+        """The verdict on a fork that gave none."""
+        place = ended.place_in(self.path)
+        at = f" ({place})" if place else ""
+        if ended.given_up:
+            return f"stuck: it did not end{at}"
+        if ended.code < 0:
+            return f"{DIED}: {signal.Signals(-ended.code).name} ended the process{at}"
+        return f"wrong: the answer ended the process with exit code {ended.code}"
 
 
-def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str], timeout_s: float) -> str:
+def _explained(verdicts: list[str], with_detail: list[str]) -> list[str]:
+    """The verdicts of a first trial in which a rank died, with what the second trial says about it."""
+    calls = next((verdict for verdict in with_detail if verdict.startswith(DIFFER)), None)
+    explained = []
+    for verdict in verdicts:
+        kind, _, text = verdict.partition(": ")
+        if kind == DIED and calls:
+            explained.append(calls)
+        elif kind == DIED:
+            hint = "; do all ranks hand in the same sizes and types?" if "SIGABRT" in text else ""
+            explained.append(f"wrong: {text}{hint}")
+        else:
+            explained.append(verdict)
+    return explained
+
+
+def _verdict(answer: ModuleType, path: Path, verify: Verify, timeout_s: float) -> str:
     """``right: ...``, ``wrong: ...``, ``stuck: ...`` or ``not started``."""
     praise = None
     try:
@@ -94,7 +189,7 @@ def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str], tim
         return f"right: {praise}"
     except Exception as error:
         if praise is None:
-            verdict = _complaint(error, timeout_s)
+            verdict = _complaint(error, path, timeout_s)
         else:
             verdict = f"right: {praise}"  # only the farewell failed: another rank was wrong and left
     if dist.is_initialized():
@@ -103,7 +198,7 @@ def _verdict(answer: ModuleType, verify: Callable[[ModuleType, Group], str], tim
     return verdict
 
 
-def _complaint(error: Exception, timeout_s: float) -> str:
+def _complaint(error: Exception, path: Path, timeout_s: float) -> str:
     """The verdict on an answer that raised ``error``."""
     if isinstance(error, NotImplementedError):
         return "not started"
@@ -111,11 +206,26 @@ def _complaint(error: Exception, timeout_s: float) -> str:
         return f"wrong: {error}"
     text = str(error).strip()
     first_line = text.splitlines()[0] if text else ""
+    at = _place(error, path)
+    collectives = COLLECTIVE.findall(text)
+    if collectives:
+        calls = [f"rank {rank} calls {' '.join(call).strip()}" for rank, *call in sorted(collectives)]
+        return f"{DIFFER}{', '.join(calls)}{at}"
     if "Timed out" in first_line:
-        return f"stuck: it waited {timeout_s:.0f} s for a message that did not come"
-    if "onnection" in first_line:
-        return "stuck: a rank left while this one waited for it"
-    return f"wrong: {type(error).__name__}: {first_line}"
+        return f"stuck: it waited {timeout_s:.0f} s for a message that did not come{at}"
+    if "onnect" in first_line:
+        return f"stuck: a rank left while this one waited for it{at}"
+    return f"wrong: {type(error).__name__}: {first_line}{at}"
+
+
+def _place(error: Exception, path: Path) -> str:
+    """Where in the answer, else in its check, it happened: `` (exercise.py, line 7: x = y.grad + 1)``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for file in (path, Path(sys.argv[0]).resolve()):
+        for frame in reversed(frames):
+            if Path(frame.filename).resolve() == file:
+                return f" ({file.name}, line {frame.lineno}: {frame.line})"
+    return ""
 
 
 def _kinds(verdicts: list[str]) -> set[str]:
@@ -130,6 +240,11 @@ def _announce(title: str, verdicts: list[str]) -> None:
         print(f"Exercise {title}: {verdicts[0]}")
     else:
         worst = next(kind for kind in ("wrong", "stuck", "not started") if kind in kinds)
-        for rank, verdict in enumerate(verdicts):
-            if verdict.startswith(worst):
-                print(f"[rank {rank}] Exercise {title}: {verdict}")
+        faults = [
+            f"[rank {rank}] Exercise {title}: {verdict}"
+            for rank, verdict in enumerate(verdicts)
+            if verdict.startswith(worst)
+        ]
+        text = "\n".join(faults)
+        print(text)
+        last_words.keep(text)

@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
+from shared.runtime import last_words
 from shared.runtime.errors import CourseError, InputError
 
 COMMAND_NOT_FOUND = 127  # exit code of a shell
@@ -30,7 +31,8 @@ def setup() -> None:
 
     - The working directory becomes ``notebooks/``, wherever the kernel was started.
     - ``torchrun`` and ``python`` are those of this kernel's environment, and import this checkout.
-    - A command after ``!`` that fails, also inside a pipe, fails its cell and so the notebook.
+    - A command after ``!`` that fails, also inside a pipe, fails its cell and so the notebook. What a lab or
+      a check said last is said again below torchrun's summary.
     - Results that labs record go to a folder of this kernel's own.
     - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU: plain labs know nothing of that variable.
 
@@ -57,6 +59,7 @@ def setup() -> None:
     _set_environment(root)
     shell.system_raise_on_error = True
     shell.set_custom_exc((CalledProcessError, CourseError), _show_in_one_line)
+    shell.events.register("pre_run_cell", lambda info: last_words.forget())
     shell.register_magic_function(_writefile, magic_kind="cell", magic_name="writefile")
 
 
@@ -99,7 +102,8 @@ def _show_in_one_line(
 ) -> list[str]:
     text = str(error)
     if isinstance(error, CalledProcessError):
-        text = f"the command above failed with exit code {error.returncode}; its last lines say why"
+        words = last_words.recall(str(error.cmd)) or "the first error in its output says why"
+        text = f"the command above failed with exit code {error.returncode}: {words}"
         if error.returncode == COMMAND_NOT_FOUND:
             text = "the command was not found; is the course installed in the environment of this kernel?"
     lines = [f"{kind.__name__}: {text}"]

@@ -41,11 +41,11 @@ class Child:
         die_with_launcher()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            said = str(function(*args, **kwargs))
+            text = str(function(*args, **kwargs))
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
         seconds = time.monotonic() - self._started
-        self._sender.send((said, seconds))
+        self._sender.send((text, seconds))
         os._exit(0)  # the parent's own farewell is not for a child
 
     def _speaks(self, within_s: float) -> bool:

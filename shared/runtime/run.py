@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from shared.runtime import last_words
 from shared.runtime.errors import CourseError, InputError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -116,12 +117,15 @@ def _complain(error: BaseException) -> None:
             _sleep(INPUT_WAIT_S)  # torchrun ends this rank as soon as rank 0 has spoken
             return
         text = str(error)
+        last_words.keep(text)
     elif isinstance(error, CourseError):
         text = mark + str(error)
+        last_words.keep(text)
     else:
         frames = _own_frames(error.__traceback__)
         lines = "".join(traceback.format_exception(type(error), error, frames)).rstrip().splitlines()
         text = "\n".join(mark + line for line in lines)
+        last_words.keep(mark + lines[-1])
     sys.stderr.write(text + "\n")  # one write, so that ranks do not mix
 
 

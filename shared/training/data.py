@@ -55,7 +55,7 @@ def _digits() -> Images:
     # sklearn.datasets.load_digits reads the same file, but to import it takes a second on every rank.
     sklearn = find_spec("sklearn")
     if sklearn is None or sklearn.origin is None:
-        raise InputError("scikit-learn, which holds the digits, is not installed: pip install -e .")
+        raise InputError("scikit-learn, which holds the digits, is not installed: pip install -e '.[course]'")
     path = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"
     rows = torch.from_numpy(np.loadtxt(path, delimiter=","))
     x = rows[:, :64].float().reshape(-1, 1, 8, 8) / 16

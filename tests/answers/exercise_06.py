@@ -44,6 +44,17 @@ ANSWERS = [
         (FILL_IN, ""),
     ),
     wrong(
+        "Leaves out what has no gradient: the idle rank's buffer is shorter, and gloo aborts a process.",
+        "ranks differ in a collective: rank 0 calls ALLREDUCE [459] Double, rank 2 calls ALLREDUCE [1]",
+        (FILL_IN, "parameters = [parameter for parameter in parameters if parameter.grad is not None]"),
+        (COUNT, "count = torch.ones(1, dtype=torch.float64)"),
+    ),
+    wrong(
+        "An error of Python's own: its line is told.",
+        "wrong: AttributeError: 'Tensor' object has no attribute 'size_of' (exercise.py, line 26: flat =",
+        (FLAT, "flat = torch.cat([count, *gradients]).size_of() * images"),
+    ),
+    wrong(
         "Gradients of earlier steps stay in the sum.",
         "train_step, step 1 (unequal shares), on the rank with 8 images: parameter first.weight",
         ("optimizer.zero_grad()", ""),

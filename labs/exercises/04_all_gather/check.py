@@ -75,7 +75,8 @@ def verify(answer: ModuleType, group: Group) -> str:
     if not torch.equal(piece, expected[group.rank]):
         raise Wrong("the result is right, but the piece that was handed in has changed")
     check_messages(log, piece, n)
-    return f"{log.count('send')} message(s), {log.bytes('send'):,} bytes per rank, n - 1 pieces. Well done."
+    praise = f"{log.count('send')} message(s), {log.bytes('send'):,} bytes per rank, n - 1 pieces. Well done."
+    return f"{praise} With 2 ranks each direction is right: check it with 4." if n == 2 else praise
 
 
 if __name__ == "__main__":

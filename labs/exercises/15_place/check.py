@@ -1,6 +1,7 @@
 """Check of exercise 15. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
 from collections.abc import Callable
+from numbers import Integral
 from types import ModuleType
 
 import torch
@@ -60,10 +61,10 @@ def verify(answer: ModuleType, group: Group) -> str:
         machine = Machine(milliseconds, group.rank, group.world_size)
         layers = [machine.layer(i) for i in range(count)]
         cut = answer.place(layers, torch.zeros((), device=group.device), machine.clock)
-        if isinstance(cut, bool) or not isinstance(cut, int) or not 0 < cut < count:
+        if isinstance(cut, bool) or not isinstance(cut, Integral) or not 0 < cut < count:
             raise Wrong(f"{name}: place returned {cut!r}, expected a whole number from 1 to {count - 1}")
         cuts = [None] * group.world_size
-        dist.all_gather_object(cuts, cut)
+        dist.all_gather_object(cuts, int(cut))
         if len(set(cuts)) > 1:
             raise Wrong(f"{name}: the ranks cut after {cuts} layers; DDP needs the same model on each")
         mean = [ms / 1000 for ms in milliseconds]  # the ranks' deviations cancel out
