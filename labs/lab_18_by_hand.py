@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_by_hand.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,18 +17,20 @@ from torch import nn
 from shared.comm.kernel import wire_bytes
 from shared.comm.record import record
 from shared.comm.ring import ring_all_gather, ring_reduce_scatter
+from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images, shareable
-from shared.training.parity import assert_all_equal, parameters
+from shared.training.parity import assert_all_equal, assert_equal, parameters
 
 
 @dataclass(frozen=True)
 class Config:
     steps: int = 3
     batch: int = 100  # images, or some more
+    max_norm: float = 0.05
     tolerance: float = 1e-12  # float64
     slack: float = 0.03  # padding, as a fraction of what is held or sent
     headers: float = 0.1  # gloo's, as a fraction of what is sent
@@ -44,7 +47,7 @@ class AllReduced(Zero1):
 
     def average_gradient(self) -> torch.Tensor:
         dist.all_reduce(self.gradient, op=dist.ReduceOp.AVG, group=self.group)
-        return self.gradient.chunk(self.ranks)[dist.get_rank(self.group)]
+        return self.gradient.chunk(self.ranks)[self.rank]
 
 
 class OnRings(Zero1):
@@ -107,18 +110,18 @@ class Zero2:
 class WithMasters(Zero1):
     """ZeRO-1 for parameters in bfloat16: the optimizer steps a copy of this rank's part in float32."""
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], build: Callable, group: dist.ProcessGroup | None = None
-    ):
+    def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):
         super().__init__(params, build, group)
-        self.shard = nn.Parameter(self.part.float())
-        self.optimizer = build([self.shard])
+        self.shards = [nn.Parameter(shard.detach().float()) for shard in self.shards]
+        self.optimizer = build(self.shards)
+        self.share_state()
 
     def average_gradient(self) -> torch.Tensor:
         return super().average_gradient().float()
 
     def gather_parameters(self) -> None:
-        self.part.copy_(self.shard.detach())  # rounded
+        for shard, own in zip(self.shards, self.ranges, strict=True):
+            self.part[own] = shard.detach()  # rounded
         super().gather_parameters()
 
 
@@ -259,14 +262,57 @@ def bytes_with_masters(members: dist.ProcessGroup, group: Group) -> list[float]:
     x = torch.randn(8, 1, 8, 8, device=group.device, dtype=torch.bfloat16)
     net(x).square().mean().backward()
     ours.step()
-    state = ours.optimizer.state[ours.shard]
-    kept = [ours.flat, ours.gradient], [ours.shard, state["exp_avg"], state["exp_avg_sq"]]
+    (shard,) = ours.shards
+    kept = [ours.flat, ours.gradient], [shard, ours.state[shard]["exp_avg"], ours.state[shard]["exp_avg_sq"]]
     numel = sum(p.numel() for p in ours.params)
     parameters_and_gradients, of_optimizer = [sum(t.nbytes for t in tensors) / numel for tensors in kept]
     n = dist.get_world_size(members)
     assert abs(parameters_and_gradients - 4) < 0.01, parameters_and_gradients
     assert abs(of_optimizer - 12 / n) < 0.01, of_optimizer
     return [parameters_and_gradients, of_optimizer]
+
+
+def groups_of(net: nn.Module) -> list[dict]:
+    """Two parameter groups, as is usual: biases do not decay."""
+    weights = [p for p in net.parameters() if p.dim() > 1]
+    biases = [p for p in net.parameters() if p.dim() == 1]
+    return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+
+
+def in_a_script(x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> None:
+    """``Zero1`` with what training scripts do: groups, a scheduler, clipping, either zero_grad, a reload."""
+    for zero_grad in ("optimizer", "model"):
+        alone = build_model(group)
+        net = build_model(group)
+        for p in net.parameters():
+            if p.requires_grad:
+                p.data += group.rank  # the ranks begin with different parameters
+        plain = torch.optim.AdamW(groups_of(alone), lr=0.01)
+        ours = Zero1(groups_of(net), lambda groups: torch.optim.AdamW(groups, lr=0.01))
+        schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (plain, ours)]
+        for step in range(cfg.steps):
+            what = f"Zero1 in a script, {zero_grad}.zero_grad(), step {step}:"
+            plain.zero_grad()
+            (ours if zero_grad == "optimizer" else net).zero_grad()
+            backward(alone, x, y)
+            backward(net, x[group.rank :: group.world_size], y[group.rank :: group.world_size])
+            expected = nn.utils.clip_grad_norm_(alone.parameters(), cfg.max_norm)
+            norm = ours.clip_grad_norm_(cfg.max_norm)
+            assert expected > cfg.max_norm, expected
+            assert_equal(f"{what} norm", norm, expected, cfg.tolerance)
+            plain.step()
+            ours.step()
+            for scheduler in schedulers:
+                scheduler.step()
+            ours.load_state_dict(copy.deepcopy(ours.state_dict()))
+            assert_all_equal(what, parameters(net), parameters(alone), cfg.tolerance)
+    net.float()
+    try:
+        ours.step()
+    except RuntimeError as error:
+        print_on_rank_0(f"Zero1 in a script: equal to one process; after net.float(): {error}")
+    else:
+        raise CourseError("Zero1 was to refuse a model that was cast after it")
 
 
 def main(cfg: Config) -> None:
@@ -287,6 +333,7 @@ def main(cfg: Config) -> None:
                     if n == group.world_size:
                         tell(way, micro_batches, row, n)
             rows[f"masters, {n}"] = bytes_with_masters(members, group)
+        in_a_script(x, y, cfg, group)
         record_results("lab_18_by_hand", rows)
 
 

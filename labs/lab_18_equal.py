@@ -1,4 +1,4 @@
-"""Our sharded optimizer and torch's, beside the plain one after every step, on a model that is awkward.
+"""Our sharded optimizer and torch's, beside the plain one after every step; Muon on FSDP2, and what it sends.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_equal.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
@@ -28,6 +32,7 @@ from shared.training.side_by_side import loss_of
 class Config:
     steps: int = 4
     tolerance: float = 1e-12  # float64
+    bfloat16: float = 0.05  # Muon orthogonalizes in bfloat16
     bucket_mb: float = 0.005  # a small net, and yet several buckets
 
 
@@ -122,6 +127,38 @@ def same_state(what: str, ours: dict, plain: dict, tolerance: float) -> None:
                 assert_equal(f"{what}: {key} {number}", ours["state"][number][key], value.cpu(), tolerance)
 
 
+def muon_update(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What one step of Muon adds to a matrix, or to some rows of it as if they were the matrix."""
+    p = nn.Parameter(weight.clone())
+    p.grad = gradient
+    torch.optim.Muon([p], lr=1.0, weight_decay=0.0).step()
+    return p.detach() - weight
+
+
+def muon_on_fsdp(cfg: Config, group: Group) -> None:
+    """On a matrix that FSDP2 has cut, torch's Muon makes one process's step; on a rank's rows another."""
+    generator = torch.Generator().manual_seed(18)
+    weight, gradient = torch.randn(2, 64, 64, generator=generator).to(group.device)
+    truth = muon_update(weight, gradient)
+    layer = nn.Linear(64, 64, bias=False, device=group.device)
+    layer.weight = nn.Parameter(weight.clone())
+    fully_shard(layer, mesh=init_device_mesh(group.device.type, (group.world_size,)))
+    shards = layer.weight
+    shards.grad = distribute_tensor(gradient, shards.device_mesh, shards.placements)
+    with CommDebugMode() as calls:
+        torch.optim.Muon([shards], lr=1.0, weight_decay=0.0).step()
+    error = (shards.full_tensor().detach() - weight - truth).norm() / truth.norm()
+    assert error < cfg.bfloat16, f"Muon on FSDP2 is off by {error:.0%}"
+    mine = torch.arange(64).tensor_split(group.world_size)[group.rank]
+    bare = muon_update(weight[mine], gradient[mine]) - truth[mine]
+    assert group.world_size == 1 or bare.norm() > 0.1 * truth[mine].norm()
+    made = ", ".join(f"{number} x {str(op).split('.')[-1]}" for op, number in calls.get_comm_counts().items())
+    print_on_rank_0(f"Muon on FSDP2: off by {error:.1%}; for one matrix {made or 'no call'}")
+    print_on_rank_0(
+        f"Muon on a rank's rows alone: off by {bare.norm() / truth[mine].norm():.0%}, without an error"
+    )
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -132,6 +169,7 @@ def main(cfg: Config) -> None:
         for way, counted in made["Adam"].items():
             calls = ", ".join(f"{number} x {name}" for name, number in counted.items())
             print_on_rank_0(f"Adam, {way}: {calls}")
+        muon_on_fsdp(cfg, group)
         record_results("lab_18_equal", made)
 
 

@@ -1,4 +1,4 @@
-"""Four ways to get it wrong: nobody sends, a state with holes, one that nobody gathered, two that average.
+"""Five ways to get it wrong: nobody sends, half a state, none gathered, two that average, clipped too early.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_faults.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
@@ -7,6 +7,7 @@ Written by:  notebooks/18_sharded_optimizer.ipynb
 from dataclasses import dataclass
 
 import torch
+from lab_18_zero_1 import Zero1
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -119,6 +120,21 @@ def averaged_twice(group: Group, cfg: Config) -> str:
     raise CourseError("stage 2 inside DDP was to be refused")
 
 
+def clipped_too_early(group: Group, cfg: Config) -> None:
+    """Before ``step()`` torch's function sees this rank's own gradient; that of ``Zero1`` sees the mean."""
+    net, _ = build(group, cfg)
+    optimizer = Zero1(net.parameters(), torch.optim.Adam)
+    torch.manual_seed(group.rank)
+    net(torch.randn(4, 8, dtype=torch.float64, device=group.device)).square().mean().backward()
+    of_rank = nn.utils.clip_grad_norm_(net.parameters(), 1e9).item()  # so much that nothing is clipped
+    of_mean = optimizer.clip_grad_norm_(1e9).item()
+    print_in_rank_order(
+        f"norm of p.grad before step(): {of_rank:.4f}; of the averaged gradient: {of_mean:.4f}"
+    )
+    if (abs(of_rank - of_mean) < 1e-6) != (group.world_size == 1):
+        raise CourseError("a rank's own gradient was to have another norm than the mean")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group:
         verdict = without_sending(group, cfg)
@@ -144,6 +160,8 @@ def main(cfg: Config) -> None:
             if group.rank == 0:
                 print(f"{name}, one step later: {one_step_later(one, group.world_size)}")
         print_on_rank_0(f"stage 2 inside DDP: {averaged_twice(group, cfg)}")
+        print_on_rank_0("")
+        clipped_too_early(group, cfg)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def main(cfg: Config) -> None:
                 if group.rank < n:
                     row = measure(way, group, members, cfg)
                     rows[f"{way}, {n}"] = row
-                if group.rank == 0:
+                if group.rank == 0 and n == group.world_size:
                     print(
                         f"{n} rank(s), {way:14}: parameters {row['parameters']:9,}, "
                         f"gradients {row['gradients']:9,}, state {row['state']:9,} bytes; "

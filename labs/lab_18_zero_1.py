@@ -13,40 +13,113 @@ import torch.distributed.nn.functional  # before there is a group, or it holds i
 from torch import nn
 
 
-class Zero1:
+class Zero1(torch.optim.Optimizer):
     """An optimizer whose state is spread evenly over the ranks of ``group``; all of them must call it.
+
+    Args:
+        params: as for any optimizer, parameters or parameter groups, all of one dtype on one device. Their
+            values become those of the group's rank 0. Buffers, as of batch norm, are not its business.
+        build: makes an optimizer for the parameter groups that it is given. It must treat each number by
+            itself, as Adam and SGD do. A parameter that no rank used gets zeros as its gradient, not None.
 
     ``flat``, (N * length,), holds the trainable parameters one behind the other, then zeros up to a multiple
     of N. ``gradient`` has the same layout. Parameters and their gradients become views of the two. ``part``,
-    (length,), is this rank's part of ``flat``; the optimizer that ``build`` makes knows nothing else. It must
-    treat each number by itself, as Adam and SGD do. Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054.
+    (length,), is this rank's part of ``flat``; the optimizer that ``build`` made knows nothing else.
+
+    ``step()`` averages the gradients over the ranks. Before it, ``p.grad`` is this rank's own: clip with
+    ``clip_grad_norm_(max_norm)`` of this class, right before ``step()``. A ``state_dict()`` is one rank's
+    part. Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054.
     """
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], build: Callable, group: dist.ProcessGroup | None = None
-    ):
+    def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):
         self.group = group
+        self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
-        self.params = [p for p in params if p.requires_grad]
+        groups = list(params)
+        if not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        trainable = [[p for p in one["params"] if p.requires_grad] for one in groups]
+        self.params = [p for own in trainable for p in own]
+        if len({(p.dtype, p.device) for p in self.params}) != 1:
+            raise ValueError("parameters of one dtype on one device, please")
+
         numel = sum(p.numel() for p in self.params)
         self.flat = self.params[0].new_zeros(numel + -numel % self.ranks)
         self.gradient = torch.zeros_like(self.flat)
-        start = 0
-        for p in self.params:
-            end = start + p.numel()
-            self.flat[start:end] = p.detach().flatten()
-            p.data = self.flat[start:end].view_as(p)
-            p.grad = self.gradient[start:end].view_as(p)  # backward adds to it
-            start = end
-        self.part = self.flat.chunk(self.ranks)[dist.get_rank(group)]
-        self.shard = nn.Parameter(self.part)  # the same memory
-        self.optimizer = build([self.shard])
+        self.gradients = self.views(self.gradient)
+        for p, place in zip(self.params, self.views(self.flat), strict=True):
+            place.copy_(p.detach())
+            p.data = place
+        dist.broadcast(self.flat, group=group, group_src=0)
+        self.addresses = [p.data_ptr() for p in self.params]
+        self.part = self.flat.chunk(self.ranks)[self.rank]
 
+        self.ranges = self.ranges_in_part([sum(p.numel() for p in own) for own in trainable])
+        self.shards = [nn.Parameter(self.part[own]) for own in self.ranges]  # the same memory
+        options = [{**one, "params": [shard]} for one, shard in zip(groups, self.shards, strict=True)]
+        self.optimizer = build(options)
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
+        self.share_state()
+        self.zero_grad()
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The places of the parameters in ``flat``, in their shapes."""
+        sizes = [p.numel() for p in self.params]
+        parts = flat[: sum(sizes)].split(sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
+
+    def ranges_in_part(self, sizes: list[int]) -> list[slice]:
+        """Where the numbers of each parameter group lie in this rank's part; maybe nowhere."""
+        begin = self.rank * len(self.part)
+        ranges = []
+        start = 0
+        for size in sizes:
+            end = start + size
+            ranges.append(slice(max(start - begin, 0), max(end - begin, 0)))
+            start = end
+        return ranges
+
+    def share_state(self) -> None:
+        """What a scheduler sets is what the inner optimizer reads."""
+        self.param_groups = self.optimizer.param_groups
+        self.state = self.optimizer.state
+
+    @torch.no_grad()
     def step(self) -> None:
-        self.shard.grad = self.average_gradient()
+        if self.shards[0].grad is None:  # not clipped
+            self.average()
         self.optimizer.step()
-        self.shard.grad = None
+        for shard in self.shards:
+            shard.grad = None
         self.gather_parameters()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Average the gradients and scale them, so that the norm of all is at most ``max_norm``.
+
+        Call it right before ``step()``, on all ranks. Returns the norm that the averaged gradient had.
+        """
+        self.average()
+        square = sum(shard.grad.square().sum() for shard in self.shards)
+        dist.all_reduce(square, group=self.group)
+        norm = square.sqrt()
+        for shard in self.shards:
+            shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1).to(shard.dtype)
+        return norm
+
+    def average(self) -> None:
+        """Give each shard its part of the gradient's mean over the ranks."""
+        if [p.data_ptr() for p in self.params] != self.addresses:
+            raise RuntimeError("a parameter has left the flat buffer: move and cast the model before Zero1")
+        for p, place in zip(self.params, self.gradients, strict=True):
+            if p.grad is None:  # after model.zero_grad() nothing was added
+                place.zero_()
+            elif p.grad.data_ptr() != place.data_ptr():  # after model.zero_grad() autograd made a new one
+                place.copy_(p.grad)
+            p.grad = place
+        mean = self.average_gradient()
+        for shard, own in zip(self.shards, self.ranges, strict=True):
+            shard.grad = mean[own]
 
     def average_gradient(self) -> torch.Tensor:
         """Reduce-scatter: (length,), this rank's part of the gradient's mean over the ranks."""
@@ -58,8 +131,17 @@ class Zero1:
         """All-gather: the parts that the other ranks have updated."""
         dist.all_gather_into_tensor(self.flat, self.part, group=self.group)
 
-    def zero_grad(self) -> None:
-        self.gradient.zero_()  # p.grad = None would cut the tie between p.grad and the gradient
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """``model.zero_grad()`` does as well, at the price of a copy in ``step()``."""
+        self.gradient.zero_()
+        for p, place in zip(self.params, self.gradients, strict=True):
+            p.grad = place  # backward adds to it
+        for shard in self.shards:
+            shard.grad = None
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.optimizer.load_state_dict(state_dict)
+        self.share_state()
 
 
 def setup() -> torch.device:
@@ -81,10 +163,13 @@ def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(0)  # all ranks begin with the same parameters
+    torch.manual_seed(rank)  # Zero1 makes the parameters equal; the data are each rank's own
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
-    optimizer = Zero1(model.parameters(), lambda params: torch.optim.Adam(params, lr=0.01))
-    torch.manual_seed(rank)  # each rank has data of its own
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "weight_decay": 0.0}]
+    optimizer = Zero1(groups, lambda shards: torch.optim.AdamW(shards, lr=0.02))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     x = torch.randn(256, 32, device=device)
     y = x[:, :1] * x[:, 1:2]
     losses = []
@@ -92,20 +177,25 @@ def main() -> None:
         optimizer.zero_grad()
         loss = (model(x) - y).square().mean()
         loss.backward()
+        optimizer.clip_grad_norm_(1.0)
         optimizer.step()
+        scheduler.step()
         losses.append(loss.item())
 
-    own = optimizer.optimizer.state[optimizer.shard]
-    state = own["exp_avg"].nbytes + own["exp_avg_sq"].nbytes
-    assert state == 2 * optimizer.flat.nbytes // ranks, "two moments of 1/N of the parameters"
-    checksums = [None] * ranks
-    dist.all_gather_object(checksums, (state, sum(p.double().sum().item() for p in model.parameters())))
-    assert len(set(checksums)) == 1, f"the ranks have different parameters: {checksums}"
+    moments = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
+    own = sum(t.nbytes for t in moments), sum(p.double().sum().item() for p in model.parameters())
+    everyone = [None] * ranks
+    dist.all_gather_object(everyone, own)
+    sizes = [size for size, _ in everyone]
+    whole = 2 * sum(p.nbytes for p in model.parameters())
+    assert sum(sizes) == whole and max(sizes) == 2 * optimizer.part.nbytes, (
+        "two moments of 1/N of the parameters"
+    )
+    assert len({total for _, total in everyone}) == 1, f"the ranks have different parameters: {everyone}"
     assert losses[-1] < 0.5 * losses[0], losses
     if rank == 0:
-        whole = 2 * sum(p.nbytes for p in model.parameters())
-        for r, (size, _) in enumerate(checksums):
-            print(f"[rank {r}] keeps {size:,} of {whole:,} bytes of Adam's state")
+        for r, size in enumerate(sizes):
+            print(f"[rank {r}] keeps {size:,} of {whole:,} bytes of AdamW's state")
         print(f"loss of rank 0: {losses[0]:.2f} -> {losses[-1]:.2f}; all ranks have the same parameters")
     dist.barrier()
     dist.destroy_process_group()

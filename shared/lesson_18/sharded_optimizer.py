@@ -21,10 +21,11 @@ class ShardedOptimizer(shards.FullState):
     Args:
         params: as for any optimizer, in the same order on each rank. Their values become rank 0's.
         optimizer_class: such as ``torch.optim.Adam``. LBFGS and SparseAdam are refused.
-        stage: 1, ``step()`` averages the gradients and each rank keeps all of them; DDP may have averaged
-            them before. 2, they are averaged during backward, and only the owner keeps its own:
-            ``p.grad`` is None after backward, the owner's mean is ``mean[p]``. Then each rank must use
-            some parameter in each backward. DDP must not be around the model: ``step()`` refuses.
+        stage: 1, ``step()`` averages the gradients and each rank keeps all of them. Before it ``p.grad`` is
+            this rank's own, unless DDP has averaged it, so clip by ``max_norm``. 2, they are averaged during
+            backward, and only the owner keeps its own: ``p.grad`` is None after backward, the owner's mean is
+            ``mean[p]``. Then each rank must use some parameter in each backward. DDP must not be around the
+            model: ``step()`` refuses.
         process_group: the ranks that share; None for all.
         bucket_mb: gradients and parameters travel in buckets of about so many MiB, each of one owner.
         max_norm: clip the norm of all averaged gradients to this, as ``clip_grad_norm_`` does.

@@ -3,20 +3,20 @@
 from tests.answers import right, wrong
 
 REDUCE = """
-for p, owner in zip(self.params, self.owner, strict=True):
+for p, owner in owner_of.items():
     gradient = torch.zeros_like(p) if p.grad is None else p.grad
     dist.reduce(gradient, dst=owner)
     if owner == self.rank:
         p.grad = gradient / self.ranks
 """
 ALL_REDUCE = """
-for p in self.params:
+for p in owner_of:
     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     dist.all_reduce(p.grad)
     p.grad /= self.ranks
 """
 SEND = """
-for p, owner in zip(self.params, self.owner, strict=True):
+for p, owner in owner_of.items():
     dist.broadcast(p, src=owner)
 """
 
@@ -105,13 +105,30 @@ ANSWERS = [
         (REDUCE, ALL_REDUCE),
         (SEND, ""),
     ),
+    wrong(
+        "Counts what no rank used as zeros: weight decay moves it.",
+        "has changed, though no rank used it",
+        (
+            "for p, owner, one in zip(self.params, self.owner, used, strict=True) if one",
+            "for p, owner in zip(self.params, self.owner, strict=True)",
+        ),
+    ),
+    wrong(
+        "Never waits for the broadcasts that it launches.",
+        "still has its old value here",
+        ("dist.broadcast(p, src=owner)", "dist.broadcast(p, src=owner, async_op=True)"),
+    ),
     right(
         "Gradients and parameters of an owner travel together in one flat tensor, without waiting.",
         step="""
+        flags = torch.tensor([p.grad is not None for p in self.params]).int()
+        dist.all_reduce(flags)
+        pairs = zip(self.params, self.owner, strict=True)
+        used = [pair for pair, flag in zip(pairs, flags, strict=True) if flag]
         works = []
         flats = []
         for rank in range(self.ranks):
-            owned = [p for p, owner in zip(self.params, self.owner, strict=True) if owner == rank]
+            owned = [p for p, owner in used if owner == rank]
             parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in owned]
             flat = torch.cat([part.flatten() for part in parts])
             works.append(dist.reduce(flat, dst=rank, async_op=True))

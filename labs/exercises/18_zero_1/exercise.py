@@ -39,9 +39,10 @@ class ZeRO1:
     def step(self) -> None:
         """Make the step that one process would make with the mean of the ranks' gradients.
 
-        ``p.grad`` holds this rank's gradient; it is None where this rank did not use a parameter, and counts
-        as zeros. After the step all ranks have all new values. A rank sends no more than in DDP's all-reduce,
-        2 (N - 1) / N times the bytes of the trainable parameters.
+        ``p.grad`` holds this rank's gradient. It is None where this rank did not use a parameter: that counts
+        as zeros if another rank used it. What no rank used is left alone, also by weight decay. After the
+        step all ranks have all new values. A rank sends hardly more than in DDP's all-reduce, 2 (N - 1) / N
+        times the bytes of the trainable parameters.
         """
         raise NotImplementedError  # your turn: replace this line
 

@@ -47,18 +47,23 @@ class ZeRO1:
     def step(self) -> None:
         """Make the step that one process would make with the mean of the ranks' gradients.
 
-        ``p.grad`` holds this rank's gradient; it is None where this rank did not use a parameter, and counts
-        as zeros. After the step all ranks have all new values. A rank sends no more than in DDP's all-reduce,
-        2 (N - 1) / N times the bytes of the trainable parameters.
+        ``p.grad`` holds this rank's gradient. It is None where this rank did not use a parameter: that counts
+        as zeros if another rank used it. What no rank used is left alone, also by weight decay. After the
+        step all ranks have all new values. A rank sends hardly more than in DDP's all-reduce, 2 (N - 1) / N
+        times the bytes of the trainable parameters.
         """
         # solution: begin
-        for p, owner in zip(self.params, self.owner, strict=True):
+        here = [p.grad is not None for p in self.params]
+        used = torch.tensor(here, dtype=torch.int32, device=self.params[0].device)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX)
+        owner_of = {p: owner for p, owner, one in zip(self.params, self.owner, used, strict=True) if one}
+        for p, owner in owner_of.items():
             gradient = torch.zeros_like(p) if p.grad is None else p.grad
             dist.reduce(gradient, dst=owner)
             if owner == self.rank:
                 p.grad = gradient / self.ranks
         self.optimizer.step()
-        for p, owner in zip(self.params, self.owner, strict=True):
+        for p, owner in owner_of.items():
             dist.broadcast(p, src=owner)
         # solution: end
 
