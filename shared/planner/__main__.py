@@ -11,15 +11,16 @@ from typing import Any
 from . import __version__
 from .errors import PlanError
 from .failures import GPU_HOURS_PER_FAILURE, mean_time_between
-from .hardware import CHECKED, GIB, GPUS, Network, gpu_named
+from .hardware import GIB, GPUS, Network, gpu_named
 from .layout import CHOICES
 from .models import MODELS, Experts, Model, model_in, model_named, with_context
-from .published import table
+from .published import checked, table
 from .search import DAY_S, ERROR_OF_MEMORY, Plan, Rejected, Training, nearest_batch, propose
 from .stack import KERNELS, STACKS, UNFUSED, stack_named
 from .step import most_traffic, shares_of_peak, tokens_per_s
 
 BAD_INPUT = 2  # as argparse ends after a wrong option
+SMALLEST, LARGEST = 1e-12, 1e24  # no product of such numbers leaves the range of a float
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SIZES = ("tp", "cp", "pp", "dp", "replicate", "ep", "etp", "micro_batch")
 OWN = ("layers", "width", "heads", "ffn", "vocabulary")
@@ -45,8 +46,10 @@ def number(text: str) -> float:
         value = float(text[:-1]) * SUFFIXES[text[-1]] if text[-1:] in SUFFIXES else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 900, 2.5 or 15.6T") from None
-    if not 0 < value < math.inf:
+    if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    if not SMALLEST <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {SMALLEST:g} and {LARGEST:g}")
     return value
 
 
@@ -103,7 +106,6 @@ def parser() -> Parser:
         whole_number,
         length="tokens of a sequence (the model's own)",
         global_batch="sequences of all ranks in a step (about 4M or 16M tokens)",
-        sequences=argparse.SUPPRESS,
         gpus="how many",
         node="GPUs in a node, or in an NVLink domain (8; 72 for gb200 and gb300)",
         show="so many plans (3)",
@@ -133,7 +135,7 @@ def parser() -> Parser:
     for name, values in CHOICES.items():
         kind = int if name == "zero" else str
         found.add_argument(f"--{name}", type=kind, choices=values, help="3: FSDP" if name == "zero" else None)
-    defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3, "chosen": 2}
+    defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3}
     found.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
     return found
 
@@ -144,14 +146,15 @@ def model_of(given: argparse.Namespace) -> Model:
         raise PlanError(
             "give one of --model, --config, or --layers with --width, --heads, --ffn, --vocabulary"
         )
-    if given.model:
-        return model_named(given.model, given.length)
-    if given.config:
-        return with_context(model_in(given.config), given.length)
+    if given.model or given.config:
+        if given.kv_heads or given.experts or given.chosen:
+            raise PlanError("--kv-heads, --experts and --chosen go with --layers: a named model has its own")
+        named = model_named(given.model) if given.model else model_in(given.config)
+        return with_context(named, given.length)
     if not all(sizes):
         raise PlanError(f"a model of your own needs all of {', '.join('--' + name for name in OWN)}")
     layers, width, heads, ffn, vocabulary = sizes
-    experts = Experts(given.experts, given.chosen, 0, ffn) if given.experts else None
+    experts = Experts(given.experts, given.chosen or 2, 0, ffn) if given.experts else None
     rest = (given.kv_heads or heads, ffn, vocabulary, given.length or 4096)
     return Model(f"{layers} layers x {width}", layers, width, heads, *rest, experts=experts)
 
@@ -172,7 +175,7 @@ def training_of(given: argparse.Namespace) -> Training:
         raise PlanError(f"{gpu.name} has no FP8")
     kernel = {"attention": given.attention} if given.attention else {}
     node = given.node or (72 if given.gpu.lower().startswith("gb") else 8)
-    batch = given.global_batch or given.sequences
+    batch = given.global_batch
     if not batch:  # a multiple of what is odd about the GPUs divides in most layouts
         odd = given.gpus // (given.gpus & -given.gpus)
         unit = 64 * odd if odd > 1 else 1
@@ -211,7 +214,7 @@ def assumptions(training: Training) -> dict[str, str]:
         f"{network.node} GPUs at {gpu.link / 1e9:.0f} GB/s, nodes at {network.card * 8 / 1e9:.0f} Gb/s a GPU"
     )
     error = f"seconds {training.error:.0%}, memory {ERROR_OF_MEMORY:.0%}: means held out, see --check"
-    if gpu.name not in CHECKED:
+    if gpu.name not in checked():
         error = f"not known for {gpu.name}, no training on it was held against the planner; elsewhere {error}"
     return {
         "compute": f"large GEMMs reach {share:.0%} of {peak / 1e12:,.0f}{eight} TFLOP/s; {kernel}; "
@@ -233,7 +236,7 @@ def amount(value: float, unit: str, prefixes: str = "kMBT") -> str:
 
 def span(days: float) -> str:
     if days < 1:
-        return f"{days * 24:,.3g} hours"
+        return f"{days * 24:,.3g} hours" if days > 1 / 24 else f"{days * 24 * 60:,.3g} minutes"
     return f"{days:,.1f} days" if days < 1000 else amount(days / 365, "years")
 
 

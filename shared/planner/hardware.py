@@ -57,16 +57,6 @@ GPUS = {
     "gb300": Gpu("GB300", 2450e12, 4900e12, 278 * GIB, 8e12, 900e9, 148, 0.66, 0.64, BLACKWELL),
     "mi300x": Gpu("MI300X", 1307e12, 2614e12, 192 * GIB, 5.3e12, 400e9, 304, 0.47, 0.38, (0.1, 0.3, 0.35)),
 }
-CHECKED = (
-    "A100 40GB",
-    "A100 80GB",
-    "H100 80GB",
-    "H100 96GB",
-    "H200",
-    "B200",
-    "GB200",
-    "GB300",
-)  # by ``published``
 
 
 def gpu_named(name: str, measured: dict[str, Any] | None = None) -> Gpu:

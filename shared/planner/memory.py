@@ -63,14 +63,15 @@ class Held:
         self.units = len(self.blocks) + (self.rest > 0)
         self._sharded: dict[tuple, int] = {}
 
-    def sharded(self, layout: Layout, index: int = 0, only_blocks: bool = False) -> int:
-        """Numbers of all parts number ``index``, if ZeRO's ranks share each tensor by rows."""
-        key = (layout.shards, layout.expert_shards, index, only_blocks)
+    def sharded(self, layout: Layout, experts: bool, index: int = 0, only_blocks: bool = False) -> int:
+        """Numbers of the parts called ``index``, of experts or of the rest: ZeRO shares each by rows."""
+        ranks = layout.expert_shards if experts else layout.shards
+        key = (ranks, experts, index, only_blocks)
         if key not in self._sharded:
             total = 0
             for tensor in self.tensors:
-                if not only_blocks or tensor.place not in (FIRST, LAST):
-                    total += shard(tensor, layout.expert_shards if tensor.experts else layout.shards, index)
+                if bool(tensor.experts) == experts and not (only_blocks and tensor.place in (FIRST, LAST)):
+                    total += shard(tensor, ranks, index)
             self._sharded[key] = total
         return self._sharded[key]
 
@@ -185,7 +186,7 @@ def memory_of(model: Model, layout: Layout, sequences: int, position: dict[str, 
         gradients = stepped if layout.zero == 2 and work.rounds == 1 else gradients
     if layout.zero == 3:
         index = work.position["cp"] + layout.cp * work.position["dp"]
-        parameters = gradients = stepped = held.sharded(layout, index)
+        parameters = gradients = stepped = sum(held.sharded(layout, kind, index) for kind in (False, True))
     return Memory(
         parameters * numbers.parameter,
         gradients * numbers.gradient,

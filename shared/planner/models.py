@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .errors import PlanError, whole
 
 FIRST, LAST = "first", "last"  # the stage with the embedding, and the one with the last norm and the head
+MOST_LAYERS = 500
 ROWS, COLUMNS = 0, 1  # tensor parallelism divides a weight (out, in) along ``out``, or along ``in``
 
 
@@ -87,6 +88,8 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "context"):
             whole(name, getattr(self, name))
+        if self.layers > MOST_LAYERS:
+            raise PlanError(f"{self.layers} layers are more than {MOST_LAYERS}: each is counted")
         if not self.head_width:
             if self.width % self.heads:
                 raise PlanError(f"{self.heads} heads do not divide a width of {self.width}")

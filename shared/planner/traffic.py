@@ -71,18 +71,25 @@ def _add_data(found: Counts, work: Work) -> None:
 
 
 def _add_sharded(found: Counts, work: Work, gathered: int) -> None:
-    """FSDP2. With resharding, each micro-batch gathers a block for forward and again for backward."""
+    """FSDP2: experts among the ranks that hold the same ones, all else among dp x cp.
+
+    With resharding, each micro-batch gathers a block for forward and again for backward.
+    """
     layout, held, numbers = work.layout, work.held, work.numbers
     rounds, again = (work.rounds, True) if layout.resharding else (1, False)
-    padded = held.sharded(layout)
-    gathers = held.units + (len(held.blocks) if again else 0)
-    handed_in = padded + (held.sharded(layout, only_blocks=True) if again else 0)
-    if layout.shards > 1:
-        _add(found, "dp", "all_gather", rounds * gathers, rounds * handed_in * gathered)
-        scattered = padded * layout.shards * numbers.reduced
-        _add(found, "dp", "reduce_scatter", rounds * held.units, rounds * scattered)
-    if layout.replicate > 1:
-        _add(found, "replicate", "all_reduce", rounds * held.units, rounds * padded * numbers.reduced)
+    with_experts = sum(has_experts(work.model, layer) for layer in work.blocks)
+    for experts, name, ranks, blocks, units in (
+        (False, "dp", layout.shards, len(held.blocks), held.units),
+        (True, "edp", layout.expert_shards, with_experts, with_experts),
+    ):
+        padded = held.sharded(layout, experts)
+        gathers = units + (blocks if again else 0)
+        handed_in = padded + (held.sharded(layout, experts, only_blocks=True) if again else 0)
+        if ranks > 1 and padded:
+            _add(found, name, "all_gather", rounds * gathers, rounds * handed_in * gathered)
+            _add(found, name, "reduce_scatter", rounds * units, rounds * padded * ranks * numbers.reduced)
+        if layout.replicate > 1 and padded:
+            _add(found, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.reduced)
 
 
 def _add_tensor(found: Counts, work: Work) -> None:
