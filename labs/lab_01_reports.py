@@ -6,7 +6,6 @@ Written by:  notebooks/01_topology.ipynb
 
 import os
 import sys
-import time
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -38,19 +37,6 @@ DOCUMENTED = (
 @dataclass(frozen=True)
 class Config:
     record: str = "lab_01_reports"  # name under which the reports are recorded
-    devices_per_process: tuple[float, ...] = (0.5, 1, 2)  # devices of a node, as multiples of its processes
-
-
-def devices_of(local_rank: int, processes: int, devices: int) -> list[int]:
-    """The devices of one process, when a node has ``processes`` processes and ``devices`` devices.
-
-    With at least a device for each process, each takes ``devices // processes`` neighbours. With fewer,
-    neighbouring processes share one. Devices are numbered from 0 on each node.
-    """
-    if devices < processes:
-        return [local_rank * devices // processes]
-    share = devices // processes
-    return list(range(local_rank * share, (local_rank + 1) * share))
 
 
 def reference(mine: dict, reports: list[dict]) -> int:
@@ -79,32 +65,25 @@ def check(mine: dict, reports: list[dict]) -> None:
         raise CourseError(f"not true: {'; '.join(wrong)}")
 
 
-def my_report(cfg: Config, joined_s: float) -> dict:
-    """Who this process is, which devices it would use, and what torchrun told it."""
+def my_report() -> dict:
+    """Who this process is, and what torchrun told it."""
     me = who_am_i()
-    local_rank = me["LOCAL_RANK"]
-    processes = me["LOCAL_WORLD_SIZE"]
-    counts = [max(1, int(processes * factor)) for factor in cfg.devices_per_process]
     return {
         "rank": me["RANK"],
-        "local_rank": local_rank,
+        "local_rank": me["LOCAL_RANK"],
         "world_size": me["WORLD_SIZE"],
-        "local_world_size": processes,
+        "local_world_size": me["LOCAL_WORLD_SIZE"],
         "node": me["GROUP_RANK"],
         "nodes": me["GROUP_WORLD_SIZE"],
         "pid": os.getpid(),
         "parent": os.getppid(),
-        "join_s": joined_s,
-        "devices": [devices_of(local_rank, processes, count) for count in counts],
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "variables": {name: os.environ.get(name) for name in DOCUMENTED},
     }
 
 
 def main(cfg: Config) -> None:
-    started = time.perf_counter()
     with process_group(timeout_s=90) as group:
-        mine = my_report(cfg, time.perf_counter() - started)
+        mine = my_report()
         reports: list[dict] = [None] * group.world_size
         dist.all_gather_object(reports, mine)  # afterwards every rank holds the reports of all, by rank
         check(mine, reports)
