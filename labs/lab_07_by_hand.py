@@ -5,7 +5,6 @@ Written by:  notebooks/07_dp_vs_ddp.ipynb
 """
 
 import copy
-import threading
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +18,6 @@ from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, gradients, parameters
 from shared.training.simulated_devices import Link
-
-HOST = -1  # the CPU's memory, as torch numbers it beside its GPUs
 
 
 @dataclass(frozen=True)
@@ -36,29 +33,26 @@ class SimulatedDataParallel(nn.DataParallel):
     """torch's DataParallel on ``n`` simulated devices. ``forward`` is torch's own.
 
     It calls the four methods below, which do on CPU tensors what torch's do on GPUs, and notes them in
-    ``called``. ``held[device]``: bytes of the tensors there when forward ends, activations aside.
-    The batch lies on device 0, or on ``batch_on``. Source: torch/nn/parallel/data_parallel.py.
+    ``called``. The batch lies on device 0. ``held[device]``: bytes of the tensors there when forward ends,
+    activations aside. Source: torch/nn/parallel/data_parallel.py.
     """
 
-    def __init__(self, module: nn.Module, n: int, link: Link, batch_on: int = 0) -> None:
+    def __init__(self, module: nn.Module, n: int, link: Link) -> None:
         nn.Module.__init__(self)
         self.module = module
         self.link = link
-        self.batch_on = batch_on
         self.dim = 0
         self.device_ids = list(range(n))
         self.output_device = 0
         self.src_device_obj = torch.device("cpu")
         self.called: list[str] = []
-        self.workers: list[str] = []  # names of the threads that ran a replica
         self.held: list[int] = []
 
     def scatter(self, inputs, kwargs, device_ids):
         self.called.append("scatter")
-        chunks = inputs[0].chunk(len(device_ids))  # may be fewer than devices
         parts = []
-        for device, chunk in enumerate(chunks):
-            parts.append(self.link.transfer("inputs", chunk, self.batch_on, device))
+        for device, chunk in enumerate(inputs[0].chunk(len(device_ids))):
+            parts.append(self.link.transfer("inputs", chunk, 0, device))
         self.tensors = [[part] for part in parts]  # a part that did not move is a view of the whole batch
         return [(part,) for part in parts], [{} for _ in parts]
 
@@ -76,26 +70,17 @@ class SimulatedDataParallel(nn.DataParallel):
         return replicas
 
     def parallel_apply(self, replicas, inputs, kwargs):
-        self.called.append("parallel_apply")
-        outputs = [None] * len(replicas)
-
-        def work(device: int) -> None:
-            module, values = replicas[device]
-            outputs[device] = functional_call(module, values, inputs[device])
-            self.tensors[device].append(outputs[device])
-            self.workers.append(threading.current_thread().name)
-
-        threads = [threading.Thread(target=work, args=(device,)) for device in range(len(replicas))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self.called.append("parallel_apply")  # torch's starts a thread for each device
+        outputs = []
+        for (module, values), own_inputs in zip(replicas, inputs, strict=True):
+            outputs.append(functional_call(module, values, own_inputs))
         return outputs
 
     def gather(self, outputs, output_device):
         self.called.append("gather")
         arrived = []
         for device, output in enumerate(outputs):
+            self.tensors[device].append(output)
             arrived.append(self.link.transfer("outputs", output, device, output_device))
         whole = torch.cat(arrived)
         self.tensors[output_device].append(whole)
@@ -134,19 +119,11 @@ def build(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
 reference = build  # one process without a wrapper starts from the same parameters
 
 
-def record_step(model: SimulatedDataParallel, optimizer: torch.optim.Optimizer) -> dict:
-    """What one step on the simulated devices did, for the notebook."""
+def bytes_kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of gradients and momentum, which lie where the parameters are: on device 0."""
     kept = [state["momentum_buffer"] for state in optimizer.state.values()]
-    kept += [p.grad for p in model.module.parameters() if p.grad is not None]
-    if len(set(model.workers)) != len(model.workers):
-        raise CourseError("each replica should run in a thread of its own")
-    return {
-        "called": list(model.called),
-        "through": model.link.through(0),
-        "transfers": [[*key, size] for key, size in model.link.transfers.items()],
-        "held": model.held,
-        "kept": sum(tensor.nbytes for tensor in kept),  # where the parameters are: on device 0
-    }
+    kept += [p.grad for p in net.parameters() if p.grad is not None]
+    return sum(tensor.nbytes for tensor in kept)
 
 
 def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config) -> tuple[dict, nn.Module]:
@@ -164,53 +141,36 @@ def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Conf
         assert_all_equal("gradient", gradients(net), gradients(alone), cfg.tolerance)
         assert_all_equal("parameter", parameters(net), parameters(alone), cfg.tolerance)
         if step == 0:
-            row = record_step(model, optimizer)
+            row = {
+                "called": list(model.called),
+                "through": model.link.through(0),
+                "transfers": [[*key, size] for key, size in model.link.transfers.items()],
+            }
     if model.called != row["called"] * cfg.steps:
         raise CourseError("each step should do the same, and make new replicas")
-    steps_taken = " + ".join(row["called"]) or "nothing"
-    size = sum(row["through"].values())
-    print(f"devices {n}: {steps_taken}; {len(model.workers) // cfg.steps} threads; {size:,} bytes")
+    steps_taken = " + ".join(row["called"])
+    print(f"devices {n}: {steps_taken}; {sum(row['through'].values()):,} bytes through device 0")
+    if n == cfg.devices:
+        first, *others = model.held
+        if not all(first > other for other in others):
+            raise CourseError(f"device 0 should hold more than each other, not {model.held}")
+        kept = bytes_kept(net, optimizer)
+        print(
+            f"when forward ends, activations aside: {first:,} bytes on device 0, {others[0]:,} on device 1;"
+        )
+        print(f"gradients and momentum, {kept:,} bytes, stay on device 0")
     return row, net
-
-
-def inputs_from_the_host(x: torch.Tensor, n: int, cfg: Config) -> dict[int, int]:
-    """{device: bytes of inputs that reach it} when the batch ``x`` lies in the CPU's memory.
-
-    Raises:
-        CourseError: an input goes through device 0 to another one.
-    """
-    net, _ = build(cfg)
-    model = SimulatedDataParallel(net, n, Link(), batch_on=HOST)
-    model(x)
-    arrived = {}
-    for (what, source, device), size in model.link.transfers.items():
-        if what == "inputs":
-            if source != HOST:
-                raise CourseError(f"inputs of device {device} come from device {source}, not from the host")
-            arrived[device] = size
-    if model.link.through(0)["inputs"] != arrived[0]:
-        raise CourseError("device 0 should get its own part of the inputs, and no other")
-    return arrived
 
 
 def main(cfg: Config) -> None:
     data = load_images("digits")
     x, y = data.train_x[: cfg.batch].flatten(1).double(), data.train_y[: cfg.batch]
     rows = {}
-    for n in range(cfg.devices + 1):
+    for n in range(1, cfg.devices + 1):
         rows[n], net = train_beside_one_process(n, x, y, cfg)
     print(f"each equals one process after each of {cfg.steps} steps, in gradients and parameters")
-
-    small = SimulatedDataParallel(net, 8, Link())
-    small(x[:9])
-    if len(small.workers) != 5:
-        raise CourseError(f"9 images on 8 devices: {len(small.workers)} devices got some, expected 5")
-    print(f"a batch of 9 on 8 devices: {len(small.workers)} of them get a part of it")
-
-    from_host = inputs_from_the_host(x, 4, cfg)
-    print(f"a batch in the CPU's memory: each of 4 devices gets {from_host[0]:,} bytes from there")
     values = sum(p.sum().item() for p in net.parameters())
-    record_results("lab_07_by_hand", {"steps": rows, "from_host": from_host, "values": values})
+    record_results("lab_07_by_hand", {"steps": rows, "values": values})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_07_traffic.py
 Written by:  notebooks/07_dp_vs_ddp.ipynb
 """
 
-import os
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -75,8 +73,8 @@ def check_parity(x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) ->
     return net
 
 
-def check_claims(net: nn.Module, group: Group) -> None:
-    """What older texts say about processes, devices and the launcher. Collective."""
+def check_device_ids(net: nn.Module) -> None:
+    """DDP drives one device for each process."""
     try:
         DistributedDataParallel(net, device_ids=[0, 1])
         refused = "it was accepted"
@@ -85,16 +83,6 @@ def check_claims(net: nn.Module, group: Group) -> None:
     if refused != "device_ids can only be None or contain a single element.":
         raise CourseError(f"DDP with two devices should be refused, not: {refused}")
     print_on_rank_0(f"DDP with device_ids=[0, 1]: {refused}")
-
-    if sys.argv[1:] != [] or int(os.environ["LOCAL_RANK"]) != dist.get_rank():  # there is one node
-        raise CourseError("torchrun should pass no argument and set LOCAL_RANK")
-    print_on_rank_0("torchrun passed no --local-rank, it set LOCAL_RANK")
-
-    processes = [None] * group.world_size
-    dist.all_gather_object(processes, os.getpid())
-    if len(set(processes)) != group.world_size:
-        raise CourseError(f"{group.world_size} ranks are {len(set(processes))} processes")
-    print_on_rank_0(f"{group.world_size} ranks are {len(set(processes))} processes")
 
 
 def bytes_sent(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> float | None:
@@ -147,7 +135,7 @@ def main(cfg: Config) -> None:
         x = data.train_x[: cfg.batch].flatten(1).double().to(group.device)
         y = data.train_y[: cfg.batch].to(group.device)
         net = check_parity(x, y, cfg, group)
-        check_claims(net, group)
+        check_device_ids(net)
         sent = {}
         for n in range(1, group.world_size + 1):
             sent[n] = bytes_sent(n, x, y, cfg, group)

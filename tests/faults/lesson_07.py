@@ -3,7 +3,6 @@
 from tests.faults import Fault
 
 FAULTS: list[Fault] = [
-    Fault("07_here", "output = wrapped(x)", "output = wrapped(1.001 * x)", "output: differs by", ranks=0),
     Fault(
         "07_by_hand",
         '"parameters", parameter, 0, device',
@@ -14,18 +13,10 @@ FAULTS: list[Fault] = [
     Fault("07_by_hand", "torch.cat(arrived)", "torch.cat(arrived[::-1])", "gradient ", ranks=0),
     Fault("07_by_hand", "torch.cat(arrived)", "torch.cat(arrived) / len(arrived)", "gradient ", ranks=0),
     Fault(
-        "07_limits",
-        "model._replicate_for_data_parallel()",
-        "model",
-        "replicas should lose the calls",
-        ranks=0,
-    ),
-    Fault("07_limits", 'device="meta"', 'device="cpu"', "a model on two devices should be refused", ranks=0),
-    Fault(
         "07_by_hand",
-        "chunk, self.batch_on, device",
-        "chunk, 0, device",
-        "inputs of device 1 come from device 0, not from the host",
+        "bytes_held(tensors) for tensors in self.tensors",
+        "bytes_held(tensors) for tensors in self.tensors[1:]",
+        "device 0 should hold more than each other",
         ranks=0,
     ),
     Fault(
@@ -34,6 +25,7 @@ FAULTS: list[Fault] = [
     Fault("07_ddp", "    optimizer.step()\n", "    pass\n", "the model has not learned"),
     Fault("07_ddp", "tensor.chunk(world_size)[rank]", "tensor", "which is not its part", run="07_traffic"),
     Fault("07_traffic", "    ddp = DistributedDataParallel(net)\n", "    ddp = net\n", "gradient "),
+    Fault("07_traffic", "(net, device_ids=[0, 1])", "(net)", "DDP with two devices should be refused"),
     Fault("07_traffic", "ring = 2 * (n - 1)", "ring = (n - 1)", "bytes per step, a ring"),
     Fault(
         "07_traffic",
