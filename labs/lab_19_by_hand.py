@@ -62,7 +62,7 @@ class NotedUnit(Unit):
         if self.memory is None:
             return
         sizes = {
-            "shards": held([self.shard, self.shard.grad]),
+            "shards": held([self.shard, self.shards[0].grad]),
             "unsharded": held([self.unsharded]),
             "gradients": held(p.grad for p in self.params),
             "most": self.memory.peak,
@@ -91,16 +91,15 @@ def compare(what: str, unit: Unit, other: nn.Module, tolerance: float) -> None:
     gradient = torch.cat([p.grad.flatten() for p in trainable])
     padding = -len(gradient) % dist.get_world_size()
     shard = F.pad(gradient, (0, padding)).chunk(dist.get_world_size())[dist.get_rank()]
-    assert_equal(f"{what}: gradient", unit.shard.grad, shard, tolerance)
-    whole = torch.empty_like(unit.unsharded)
-    dist.all_gather_into_tensor(whole, unit.shard.detach())
-    expected = torch.cat([p.detach().flatten() for p in trainable])
-    assert_equal(f"{what}: parameters", whole[: len(expected)], expected, tolerance)
+    found = torch.cat([part.grad for part in unit.shards])
+    assert_equal(f"{what}: gradient", found, shard[: len(found)], tolerance)
+    for p, q in zip(unit.full(), trainable, strict=True):
+        assert_equal(f"{what}: parameters", p, q.detach(), tolerance)
 
 
 def step_of(model: nn.Module, units: list[NotedUnit], x: torch.Tensor, y: torch.Tensor) -> StorageRecorder:
     """Forward and backward; returns the recorder of what was held."""
-    memory = StorageRecorder([unit.shard for unit in units])
+    memory = StorageRecorder([shard for unit in units for shard in unit.shards])
     for unit in units:
         unit.memory = memory
     with memory:
@@ -122,7 +121,7 @@ def main(cfg: Config) -> None:
         units = {index: NotedUnit(f"unit {index}", model[index], life) for index in (2, 4, 5, 7)}
         sgd = {"lr": cfg.learning_rate, "momentum": 0.9}
         optimizers = [
-            torch.optim.SGD([unit.shard for unit in units.values()], **sgd),
+            torch.optim.SGD([p for p in model.parameters() if p.requires_grad], **sgd),
             torch.optim.SGD(ddp.parameters(), **sgd),
             torch.optim.SGD(alone.parameters(), **sgd),
         ]

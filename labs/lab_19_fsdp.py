@@ -62,15 +62,6 @@ def fsdp1(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
         )
 
 
-def without_device_id() -> str:
-    """What FSDP1 says on a machine without a GPU when nobody tells it the device."""
-    try:
-        FullyShardedDataParallel(nn.Linear(2, 2))
-    except RuntimeError as error:
-        return str(error).partition(",")[0]
-    raise CourseError("FSDP1 was to ask for device_id")
-
-
 def unsharded(t: torch.Tensor) -> torch.Tensor:
     """The whole of a DTensor, gathered from all ranks; any other tensor as it is."""
     return t.full_tensor() if isinstance(t, DTensor) else t.detach()
@@ -165,8 +156,6 @@ def main(cfg: Config) -> None:
         rows: dict[int, dict] = {}
         data = load_images("digits")
         size = shareable(cfg.global_batch, group.world_size)
-        if not torch.accelerator.is_available():
-            print_on_rank_0(f"FSDP1 without device_id: {without_device_id()}")
         for n in range(1, group.world_size + 1):
             mesh = DeviceMesh(group.device.type, range(n))  # all ranks call this, also those outside
             if group.rank < n:

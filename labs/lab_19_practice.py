@@ -1,27 +1,23 @@
-"""FSDP in use: accumulation, activation checkpointing, prefetching, the meta device, a trap, torch's tools.
+"""FSDP in use: accumulation, activations, the meta device, a trap, LoRA, torch.compile.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_practice.py
 Written by:  notebooks/19_fsdp.ipynb
 """
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
-from shared.comm.record import CommRecord, record
+from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
 from shared.training.models import BlockNet
@@ -121,57 +117,27 @@ def accumulation(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
 
 
 def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]:
-    """The peak with and without activation checkpointing, and the collectives."""
+    """The peak with the whole batch at once, in micro-batches, and with activation checkpointing."""
     x, y = own_batch(cfg, group)
     peaks, counts = {}, {}
-    for checkpointed in (False, True):
-        model = shard(new_net(cfg, group, checkpointed), mesh)
-        with record() as log, StorageRecorder(model.parameters()) as memory:
-            F.cross_entropy(model(x), y).backward()
-        assert_all_equal("checkpointed:", whole(model), reference(cfg, group), cfg.tolerance)
-        peaks[checkpointed] = memory.peak
-        counts[checkpointed] = dict(log.counts())
-    if counts[True] != counts[False]:
+    for way, parts in (("plain", 1), ("micro-batches", cfg.micro_batches), ("checkpointed", 1)):
+        model = shard(new_net(cfg, group, way == "checkpointed"), mesh)
+        with record() as log, StorageRecorder([*model.parameters(), x, y]) as memory:
+            for part in range(parts):
+                loss = F.cross_entropy(model(x[part::parts]), y[part::parts], reduction="sum")
+                (loss * group.world_size / cfg.global_batch).backward()
+                del loss
+        assert_all_equal(f"{way}:", whole(model), reference(cfg, group), cfg.tolerance)
+        peaks[way] = memory.peak
+        counts[way] = log.counts()
+        calls = f"{counts[way]['all_gather']} all-gathers, {counts[way]['reduce_scatter']} reduce-scatters"
+        print_on_rank_0(f"activations, {way}: peak {memory.peak / 1e6:.1f} MB; {calls}")
+    if counts["checkpointed"] != counts["plain"]:
         raise CourseError(f"recomputing gathered again: {counts}")
-    if peaks[True] > 0.95 * peaks[False]:
-        raise CourseError(f"activation checkpointing saved too little: {peaks}")
-    print_on_rank_0(
-        f"activation checkpointing: peak {peaks[False] / 1e6:.1f} -> {peaks[True] / 1e6:.1f} MB, the same "
-        f"{counts[True]['all_gather']} all-gathers and {counts[True]['reduce_scatter']} reduce-scatters"
-    )
-    return {"plain": peaks[False], "checkpointed": peaks[True]}
-
-
-def forward_order(model: ScaledNet, x: torch.Tensor) -> list[str]:
-    """Calls and computing blocks of a forward pass, in order."""
-    log: CommRecord = record()
-    handles = []
-    for index, block in enumerate(model.blocks):
-        mark = f"block {index}"
-        handles.append(block.up.register_forward_hook(lambda *_, mark=mark: log.mark(mark)))
-    model.reshard()  # the root stays whole after a forward without a backward
-    with log, torch.no_grad():
-        model(x)
-    for handle in handles:
-        handle.remove()
-    return log.order()
-
-
-def prefetching(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, list[str]]:
-    """Where all-gathers stand among the blocks' forward passes, by default and prefetched."""
-    x, _ = own_batch(cfg, group)
-    orders = {}
-    model = shard(new_net(cfg, group), mesh)
-    orders["by default"] = forward_order(model, x)
-    for block, following in zip(model.blocks, model.blocks[1:], strict=False):
-        block.set_modules_to_forward_prefetch([following])
-    orders["prefetched"] = forward_order(model, x)
-    for how, order in orders.items():
-        before = order[: order.index("block 0")].count("all_gather")
-        if before != {"by default": 2, "prefetched": 3}[how]:
-            raise CourseError(f"{how}: {before} all-gathers before block 0 computes")
-        print_on_rank_0(f"all-gathers launched before block 0 computes, {how}: {before}")
-    return orders
+    for way in ("micro-batches", "checkpointed"):
+        if peaks[way] > 0.95 * peaks["plain"]:
+            raise CourseError(f"activations, {way}: saved too little: {peaks}")
+    return peaks
 
 
 def from_meta(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
@@ -216,46 +182,85 @@ def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     print_on_rank_0("model.embed(x), registered as a forward method: equal to one process")
 
 
-def torch_tools(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, int]:
-    """What torch's own instruments say of a step, beside ours."""
+class LowRank(nn.Module):
+    """LoRA: a frozen layer in ``base``, and beside it two small ones that learn, in ``adapter``."""
+
+    def __init__(self, width: int, rank: int, base: torch.dtype, adapter: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width, bias=False, dtype=base).requires_grad_(False)
+        self.down = nn.Linear(width, rank, bias=False, dtype=adapter)
+        self.up = nn.Linear(rank, width, bias=False, dtype=adapter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+def low_rank_net(cfg: Config, group: Group, base: torch.dtype, adapter: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(cfg.seed)
+    return nn.Sequential(*[LowRank(64, 4, base, adapter) for _ in range(3)]).to(group.device)
+
+
+def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """Frozen weights are gathered and not reduced; a block with its adapters is one unit."""
+    x = torch.randn(8 * group.world_size, 64, generator=torch.Generator().manual_seed(0)).to(group.device)
+    mine = x[group.rank :: group.world_size]
+    double = torch.float64
+    alone = low_rank_net(cfg, group, double, double)
+    alone(x.double()).square().mean().backward()
+    model = low_rank_net(cfg, group, double, double)
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)(mine.double()).square().mean().backward()
+    found = [(name, p.grad.full_tensor()) for name, p in model.named_parameters() if p.grad is not None]
+    assert_all_equal("LoRA", found, gradients(alone), cfg.tolerance)
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for where in ("with their block", "as units of their own"):
+        model = low_rank_net(cfg, group, torch.bfloat16, torch.float32)
+        for block in model:
+            for adapter in (block.down, block.up) if where == "as units of their own" else ():
+                fully_shard(adapter, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        with record() as log:
+            model(mine).float().square().mean().backward()
+        reduced = sum(call.bytes for call in log.of("reduce_scatter"))
+        learn = [p for p in model.parameters() if p.requires_grad]
+        assert all(p.grad.dtype == torch.float32 for p in learn)
+        if reduced != 4 * sum(p.numel() for p in learn):
+            raise CourseError(
+                f"LoRA: {reduced} bytes are reduced, the adapters have {4 * sum(map(len, learn))}"
+            )
+        print_on_rank_0(f"LoRA, adapters {where}: {len(log.calls)} calls; reduced are {reduced:,} bytes")
+
+
+def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """Each block is compiled, then made a unit: FSDP's hooks stay outside of its graph."""
     x, y = own_batch(cfg, group)
-    model: FSDPModule = shard(new_net(cfg, group), mesh)
-    with CommDebugMode() as theirs, warnings.catch_warnings(action="ignore"):  # its own views make FSDP warn
-        F.cross_entropy(model(x), y).backward()
-    model.zero_grad()
-    with record() as log:
-        F.cross_entropy(model(x), y).backward()
-    counted = {
-        str(op).rpartition(".")[2]: number for op, number in theirs.get_comm_counts().items() if number
-    }
-    if sum(counted.values()) != len(log.calls):
-        raise CourseError(f"CommDebugMode counts {counted}, our record {dict(log.counts())}")
-    print_on_rank_0(f"CommDebugMode: {counted}")
-    model.zero_grad()
-    with StorageRecorder([*model.parameters(), x, y]) as memory:
-        F.cross_entropy(model(x), y).backward()
-    model.zero_grad()
-    tracker = MemTracker()
-    tracker.track_external(model, x, y)
-    with tracker:
-        F.cross_entropy(model(x), y).backward()
-    peak = tracker.get_tracker_snapshot("peak")[group.device]["Total"]
-    if abs(peak / memory.peak - 1) > 0.1:
-        raise CourseError(f"MemTracker's peak is {peak:,} bytes, ours {memory.peak:,}")
-    print_on_rank_0(f"MemTracker: peak {peak / 1e6:.1f} MB; our recorder: {memory.peak / 1e6:.1f} MB")
-    return {"MemTracker": peak, "ours": memory.peak}
+    model = new_net(cfg, group)
+    for index, block in enumerate(model.blocks):
+        # fullgraph: an error in place of a graph in pieces. A script leaves the backend as it is.
+        model.blocks[index] = torch.compile(block, backend="eager", fullgraph=True)
+        fully_shard(model.blocks[index], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    F.cross_entropy(model(x), y).backward()
+    found = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
+    assert_all_equal("compiled", found, reference(cfg, group), cfg.tolerance)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    if graphs < 1:
+        raise CourseError("nothing was compiled")
+    print_on_rank_0(f"torch.compile, then fully_shard: {graphs} graph for all blocks, equal to one process")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         accumulation(mesh, group, cfg)
-        peaks = activations(mesh, group, cfg)
-        orders = prefetching(mesh, group, cfg)
+        activations(mesh, group, cfg)
         from_meta(mesh, group, cfg)
         around_the_hooks(mesh, group, cfg)
-        tools = torch_tools(mesh, group, cfg)
-        record_results("lab_19_practice", {"peaks": peaks, "orders": orders, "tools": tools})
+        lora(mesh, group, cfg)
+        compiled(mesh, group, cfg)
 
 
 if __name__ == "__main__":

@@ -16,22 +16,39 @@ from torch import nn
 class Unit:
     """Shards the trainable parameters of ``module`` over all ranks, which must begin with the same values.
 
-    ``unsharded``, (N * length,), holds the parameters one behind the other, then zeros up to a multiple of N;
-    they are views of it. Its storage is emptied and filled again, but stays the same: autograd's saved
-    tensors point there. ``shard``, (length,), is for the optimizer, and gets the mean gradient. The module
-    must return one tensor, and each parameter must take part in each backward. See arXiv 2304.11277.
+    Args:
+        module: returns one tensor. Each of its parameters must take part in each backward.
+        compute_dtype: of what is gathered and computed with, and of floating-point inputs, such as
+            ``torch.bfloat16``. Shards and the reduction of gradients stay in the parameters' own dtype.
+
+    Outside of forward and backward the module's parameters are this rank's shards: one-dimensional, some
+    maybe empty, with the mean of the gradients in ``.grad``. So build the optimizer afterwards, from
+    ``model.parameters()``; ``full()`` gathers the whole values. Within, they are views of ``unsharded``,
+    (N * length,): all of them one behind the other, then zeros up to a multiple of N. Its storage is emptied
+    and filled again, but stays the same: autograd's saved tensors point there. See arXiv 2304.11277.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+        self.rank = dist.get_rank()
+        self.ranks = dist.get_world_size()
         self.params = [p for p in module.parameters() if p.requires_grad]
-        ranks = dist.get_world_size()
         numel = sum(p.numel() for p in self.params)
-        self.unsharded = self.params[0].new_zeros(numel + -numel % ranks)
-        for p, place in zip(self.params, self.views(self.unsharded), strict=True):
+        flat = self.params[0].new_zeros(numel + -numel % self.ranks)
+        for p, place in zip(self.params, self.views(flat), strict=True):
             place.copy_(p.detach())
+        self.shard = flat.chunk(self.ranks)[self.rank].clone()
+        self.shards = [nn.Parameter(part) for part in self.own_parts(self.shard)]
+        self.compute_dtype = compute_dtype or flat.dtype
+        self.unsharded = flat.to(self.compute_dtype)
+        for p, place in zip(self.params, self.views(self.unsharded), strict=True):
             p.data = place
             p.register_post_accumulate_grad_hook(self.after_gradient)
-        self.shard = nn.Parameter(self.unsharded.chunk(ranks)[dist.get_rank()].clone())
+        index_of = {p: index for index, p in enumerate(self.params)}
+        self.slots = []  # (layer, name of a parameter, which one)
+        for layer in module.modules():
+            for name, p in layer.named_parameters(recurse=False):
+                if p in index_of:
+                    self.slots.append((layer, name, index_of[p]))
         module.register_forward_pre_hook(self.before_forward)
         module.register_forward_hook(self.after_forward)
         self.reshard()
@@ -42,15 +59,36 @@ class Unit:
         parts = flat[: sum(sizes)].split(sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
+    def own_parts(self, shard: torch.Tensor) -> list[torch.Tensor]:
+        """What of each parameter lies in this rank's ``shard``, maybe nothing."""
+        parts = []
+        start = -self.rank * len(shard)  # of a parameter, counted from where the shard begins
+        for p in self.params:
+            end = start + p.numel()
+            parts.append(shard[max(start, 0) : max(end, 0)])
+            start = end
+        return parts
+
+    def show(self, parameters: list[nn.Parameter]) -> None:
+        """Let the module have these as its parameters."""
+        for layer, name, index in self.slots:
+            setattr(layer, name, parameters[index])
+
     def unshard(self) -> None:
         self.unsharded.untyped_storage().resize_(self.unsharded.nbytes)
-        dist.all_gather_into_tensor(self.unsharded, self.shard.detach())
+        dist.all_gather_into_tensor(self.unsharded, self.shard.to(self.compute_dtype))
+        self.show(self.params)
 
     def reshard(self) -> None:
+        self.show(self.shards)
         self.unsharded.untyped_storage().resize_(0)
 
-    def before_forward(self, module: nn.Module, inputs: tuple) -> None:
+    def before_forward(self, module: nn.Module, inputs: tuple) -> tuple:
         self.unshard()
+        return tuple(
+            one.to(self.compute_dtype) if torch.is_tensor(one) and one.is_floating_point() else one
+            for one in inputs
+        )
 
     def after_forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
         self.reshard()
@@ -66,16 +104,23 @@ class Unit:
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        flat = self.shard.new_zeros(dist.get_world_size() * len(self.shard))
+        flat = self.shard.new_zeros(self.ranks * len(self.shard))
         for p, place in zip(self.params, self.views(flat), strict=True):
             place.copy_(p.grad)
             p.grad = None
         mean = torch.empty_like(self.shard)
         dist.reduce_scatter_tensor(mean, flat, op=dist.ReduceOp.AVG)
-        if self.shard.grad is None:
-            self.shard.grad = mean
-        else:
-            self.shard.grad += mean  # another backward since the last step
+        for shard, part in zip(self.shards, self.own_parts(mean), strict=True):
+            if shard.grad is None:
+                shard.grad = part
+            else:
+                shard.grad += part  # another backward since the last step
+
+    def full(self) -> list[torch.Tensor]:
+        """Copies of the whole parameters, as precise as the shards. All ranks must call it."""
+        flat = self.shard.new_empty(self.ranks * len(self.shard))
+        dist.all_gather_into_tensor(flat, self.shard)
+        return self.views(flat)
 
 
 def setup() -> torch.device:
@@ -101,15 +146,15 @@ def main() -> None:
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
     model = nn.Sequential(*blocks, nn.Linear(32, 1)).to(device)
     whole = sum(p.nbytes for p in model.parameters())
-    units = [Unit(module) for module in model]
-    optimizer = torch.optim.Adam([unit.shard for unit in units], lr=0.01)
+    units = [Unit(module, compute_dtype=torch.bfloat16) for module in model]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # of the shards
     torch.manual_seed(rank)  # each rank has data of its own
     x = torch.randn(256, 32, device=device)
     y = x[:, :1] * x[:, 1:2]
     losses = []
     for _ in range(50):
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
+        loss = F.mse_loss(model(x).float(), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -121,9 +166,11 @@ def main() -> None:
     everyone = [None] * ranks
     dist.all_gather_object(everyone, kept)
     assert losses[-1] < 0.7 * losses[0], losses
+    shape = tuple(units[-1].full()[0].shape)
     if rank == 0:
         for r, size in enumerate(everyone):
             print(f"[rank {r}] keeps {size:,} of {whole:,} bytes of parameters")
+        print(f"the last weight is {tuple(model[-1].weight.shape)} on rank 0, {shape} when it is whole")
         print(f"loss of rank 0: {losses[0]:.2f} -> {losses[-1]:.2f}")
     dist.barrier()
     dist.destroy_process_group()

@@ -91,6 +91,22 @@ ANSWERS = [
         "it is the sum over the ranks",
         ("mean /= self.ranks", ""),
     ),
+    wrong(
+        "Keeps a copy of the whole for itself.",
+        "bytes beside its shard: a whole copy",
+        (
+            "dist.all_gather_into_tensor(self.whole, self.shard.detach())",
+            """
+            dist.all_gather_into_tensor(self.whole, self.shard.detach())
+            self.cache = self.whole.clone()
+            """,
+        ),
+    ),
+    wrong(
+        "Takes the first parameter's gradient for the last to come.",
+        "'NoneType' object has no attribute 'flatten'",
+        ("if any(p.grad is None for p in self.params):", "if p is not self.params[0]:"),
+    ),
     right(
         "Lists of shards, and the mean by the collective itself.",
         ("all_gather_into_tensor(self.whole", "all_gather(list(self.whole.chunk(self.ranks))"),

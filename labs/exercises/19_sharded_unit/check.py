@@ -48,14 +48,25 @@ class Watched(nn.Linear):
         return sum(storage.nbytes() for storage in self.used)
 
 
+class LastFirst(nn.Module):
+    """Its layers are registered in another order than they compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = Watched(9, 7)
+        self.first = Watched(6, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.last(torch.tanh(self.first(x))))
+
+
 def net() -> nn.ModuleList:
-    """Three units: of an awkward size, with a layer used twice, with a frozen layer."""
+    """Three units: of an awkward size and order, with a layer used twice, with a frozen layer."""
     twice = Watched(7, 7)
     frozen = nn.Linear(7, 5).requires_grad_(False)
-    first = nn.Sequential(Watched(6, 9), nn.Tanh(), Watched(9, 7), nn.Tanh())
     second = nn.Sequential(twice, nn.Tanh(), twice, nn.Tanh())
     third = nn.Sequential(frozen, nn.Tanh(), Watched(5, 3), nn.Tanh())
-    return nn.ModuleList([first, second, third])
+    return nn.ModuleList([LastFirst(), second, third])
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -86,6 +97,22 @@ def freed(moment: str, name: str, module: nn.Module) -> None:
     alive = sum(p.untyped_storage().nbytes() for p in trainable(module))
     if alive:
         raise Wrong(f"{name}: {moment}, its parameters still have {alive} bytes: reshard")
+
+
+def bytes_beside_shard(unit: object) -> int:
+    """Of all tensors that are attributes of the unit, also in lists and dicts, but its shard and gradient."""
+    own = {t.untyped_storage().data_ptr() for t in (unit.shard, unit.shard.grad) if t is not None}
+    found: dict[int, int] = {}
+    todo: list = [vars(unit)]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, list | tuple | set):
+            todo += one
+        elif torch.is_tensor(one) and one.untyped_storage().data_ptr() not in own:
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+    return sum(found.values())
 
 
 def look_at_start(name: str, unit: object, module: nn.Module, expected: torch.Tensor) -> None:
@@ -155,6 +182,9 @@ def train(answer: ModuleType, group: Group) -> dict[str, int]:
                 raise Wrong(f"{name}: after backward a parameter still has its whole gradient")
             if unit.shard.grad is None:
                 raise Wrong(f"{name}: after backward the shard has no gradient")
+            beside = bytes_beside_shard(unit)
+            if group.world_size > 1 and beside >= group.world_size * unit.shard.nbytes:
+                raise Wrong(f"{name}: after backward it keeps {beside} bytes beside its shard: a whole copy")
             gradient = shard_of([p.grad for p in trainable(whole)], group)
             compare(name, "gradient of the shard", unit.shard.grad, gradient, group.world_size)
         mine.step()

@@ -4,7 +4,7 @@ The functions have the names and arguments of ``tests/adapters.py`` of Stanford 
 (github.com/stanford-cs336/assignment2-systems), so that its public tests run with this file in its place.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -36,36 +36,30 @@ def get_sharded_optimizer(
 class UnitPerMatrix(nn.Module):
     """Each layer with a matrix is a unit. Vectors, such as the weight of a norm, are whole on each rank."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None) -> None:
         super().__init__()
         self.module = module
-        self.names = {id(p): name for name, p in module.named_parameters()}
+        names = {p: name for name, p in module.named_parameters()}
         self.units = []
         for layer in module.modules():
             own = list(layer.parameters(recurse=False))
             if any(p.dim() > 1 and p.requires_grad for p in own):
-                self.units.append(Unit(layer))
-        sharded = {id(p) for unit in self.units for p in unit.params}
-        self.whole = [p for p in module.parameters() if id(p) not in sharded]
+                self.units.append(Unit(layer, compute_dtype))
+        self.names = [[names[p] for p in unit.params] for unit in self.units]
+        shards = {p for unit in self.units for p in unit.shards}
+        self.whole = {name: p for name, p in module.named_parameters() if p not in shards}
 
     def forward(self, *inputs):
         return self.module(*inputs)
 
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """What an optimizer takes: shards, and what is whole."""
-        yield from (unit.shard for unit in self.units)
-        yield from self.whole
-
 
 def get_fsdp(module: nn.Module, compute_dtype: torch.dtype | None = None) -> nn.Module:
-    if compute_dtype is not None:
-        raise NotImplementedError("the unit of lesson 19 computes in the dtype of its parameters")
-    return UnitPerMatrix(module)
+    return UnitPerMatrix(module, compute_dtype)
 
 
 @torch.no_grad()
 def fsdp_on_after_backward(fsdp_model: UnitPerMatrix, optimizer: torch.optim.Optimizer) -> None:
-    for p in fsdp_model.whole:
+    for p in fsdp_model.whole.values():
         if p.grad is not None:
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
@@ -73,10 +67,7 @@ def fsdp_on_after_backward(fsdp_model: UnitPerMatrix, optimizer: torch.optim.Opt
 
 @torch.no_grad()
 def fsdp_gather_full_params(fsdp_model: UnitPerMatrix) -> dict[str, torch.Tensor]:
-    full = {fsdp_model.names[id(p)]: p.detach() for p in fsdp_model.whole}
-    for unit in fsdp_model.units:
-        unit.unshard()
-        for p in unit.params:
-            full[fsdp_model.names[id(p)]] = p.detach().clone()
-        unit.reshard()
+    full = {name: p.detach() for name, p in fsdp_model.whole.items()}
+    for unit, names in zip(fsdp_model.units, fsdp_model.names, strict=True):
+        full |= dict(zip(names, unit.full(), strict=True))
     return full
