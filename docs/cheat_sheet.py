@@ -60,8 +60,8 @@ COLLECTIVES = (
     Source("05", "What it costs elsewhere", "| | factor |"),
 )
 STRATEGIES = (
-    Source("22", "Reading the result", "| what you have | take |"),
-    Source("22", "Reading the result", "Both runs in one table."),
+    Source("22", "What to take, when", "| what you have | take |"),
+    Source("22", "Reading the result", "All numbers are multiples of"),
     Source("22", "Reading the result", "| strategy |"),
     Source("22", "What it costs", "Leave out embeddings, head and loss"),
     Source("22", "What it costs", "| | bytes | grows with |"),

@@ -1,4 +1,4 @@
-"""Save in one layout, load into another: torch.distributed.checkpoint cuts the tensors anew.
+"""FSDP x TP x SP by torch, clipped, saved and loaded into other layouts: after each step as one process.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_load.py
 Written by:  notebooks/22_device_mesh.ipynb
@@ -6,19 +6,28 @@ Written by:  notebooks/22_device_mesh.ipynb
 
 import logging
 import shutil
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from lab_22_mesh import Sizes, part
+from lab_22_mesh import Sizes
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.runtime.errors import CourseError
@@ -27,10 +36,13 @@ from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results, results_folder
 from shared.runtime.run import run
 from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
+from shared.training.one_process import Step, assert_same_training
 from shared.training.parity import assert_all_equal
 
 # It warns that a tensor which is divided over two dimensions takes two all-gathers.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+# The logits are a view of a DTensor's local tensor. Nobody here changes them in place.
+warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 WATCHED = "blocks.0.mlp.up.weight"  # its part on each rank is printed
 
@@ -43,12 +55,13 @@ class Config:
     more: int = 2
     lr: float = 0.01
     eps: float = 1e-4  # some gradients are rounding errors: Adam must not blow them up
+    max_norm: float = 0.5  # less than any norm here, so that clipping matters
     tolerance: float = 1e-12  # float64
 
 
 def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
     """Sizes that ``ranks`` divides."""
-    return GPTConfig(16 * ranks, 8, 8 * ranks, 2 * ranks, cfg.layers)
+    return GPTConfig(16 * ranks, 8 * ranks, 8 * ranks, 2 * ranks, cfg.layers)
 
 
 def layouts(ranks: int) -> list[Sizes]:
@@ -58,57 +71,128 @@ def layouts(ranks: int) -> list[Sizes]:
 
 
 def in_words(sizes: Sizes) -> str:
-    names = {"dp": "FSDP", "tp": "TP"}
+    names = {"dp": "FSDP", "tp": "TP and SP"}
     return " x ".join(f"{names[name]} {size}" for name, size in sizes.items() if size > 1) or "one process"
 
 
-def build(model: GPT, sizes: Sizes, cfg: Config) -> tuple[GPT, torch.optim.Optimizer]:
-    """Split a whole ``model`` over tp by torch's plan, then shard what is left on a rank over dp."""
-    device = next(model.parameters()).device.type
-    mesh = None
-    if max(sizes.values()) > 1:
-        mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    if sizes["tp"] > 1:
-        plan: dict = {"blocks.*.attention.out": RowwiseParallel(), "blocks.*.mlp.down": RowwiseParallel()}
-        for name in ("attention.query", "attention.key", "attention.value", "mlp.up"):
-            plan[f"blocks.*.{name}"] = ColwiseParallel()
-        parallelize_module(model, mesh["tp"], plan)
-        for block in model.blocks:
-            block.attention.heads //= sizes["tp"]
-    if sizes["dp"] > 1:
+def split_layers(model: GPT, mesh: DeviceMesh) -> None:
+    """TP and SP of lesson 17, by torch's plan. Between the split layers a rank has a part of the sequence."""
+    part, all_of_it = Shard(1), Replicate()
+    plan: dict = {
+        "tokens": RowwiseParallel(input_layouts=all_of_it, output_layouts=part),
+        "positions": PrepareModuleOutput(output_layouts=all_of_it, desired_output_layouts=Shard(0)),
+        "blocks.*.norm1": SequenceParallel(),
+        "blocks.*.attention": PrepareModuleInput(input_layouts=part, desired_input_layouts=all_of_it),
+        "blocks.*.attention.out": RowwiseParallel(output_layouts=part),
+        "blocks.*.norm2": SequenceParallel(),
+        "blocks.*.mlp.up": ColwiseParallel(input_layouts=part),
+        "blocks.*.mlp.down": RowwiseParallel(output_layouts=part),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=part, output_layouts=all_of_it),
+    }
+    for name in ("query", "key", "value"):
+        plan[f"blocks.*.attention.{name}"] = ColwiseParallel()
+    parallelize_module(model, mesh, plan)
+    for block in model.blocks:
+        block.attention.heads //= mesh.size()
+    model.head.weight = model.tokens.weight  # parallelize_module has made two parameters of one
+
+
+def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optimizer:
+    """Split a whole ``model`` over tp, then shard what is left on a rank over dp."""
+    if mesh is not None and mesh["tp"].size() > 1:
+        split_layers(model, mesh["tp"])
+    if mesh is not None and mesh["dp"].size() > 1:
         for block in model.blocks:
             fully_shard(block, mesh=mesh["dp"])
         fully_shard(model, mesh=mesh["dp"])
-    return model, torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps)
+    # Some parameters lie on dp x tp, others on dp alone: foreach, the default on GPUs, refuses the mix.
+    return torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps, foreach=False)
 
 
-def backward(model: GPT, number: int, sizes: Sizes, group: Group, cfg: Config) -> None:
+def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """As clip_grad_norm_, for DTensors on several meshes. Returns the norm before.
+
+    Each mesh by itself, then the norm of these norms; and that one is what all are clipped by.
+    """
+    by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for p in parameters:
+        by_mesh.setdefault(p.grad.device_mesh if isinstance(p.grad, DTensor) else None, []).append(p)
+    norms = [whole(nn.utils.get_total_norm([p.grad for p in of_mesh])) for of_mesh in by_mesh.values()]
+    norm = torch.stack(norms).norm()
+    for of_mesh in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(of_mesh, max_norm, norm)
+    return norm
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor. Collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def backward(model: GPT, number: int, mesh: DeviceMesh | None, group: Group, cfg: Config) -> torch.Tensor:
     """Gradients of the mean over the whole batch, of which this rank reads the part of its place along dp."""
     tokens, labels = token_batch(model.cfg, cfg.rows * group.world_size, number)
-    index, parts = part(group.rank, sizes, ["dp"]) if sizes["dp"] > 1 else (0, 1)
-    own_tokens, own_labels = tokens.chunk(parts)[index], labels.chunk(parts)[index]
-    logits = model(own_tokens.to(group.device))
-    (loss_sum(logits, own_labels.to(group.device)) / own_labels.numel()).backward()
+    if mesh is not None:
+        index, parts = mesh.get_local_rank("dp"), mesh["dp"].size()
+        tokens, labels = tokens.chunk(parts)[index], labels.chunk(parts)[index]
+    logits = model(tokens.to(group.device))
+    loss = loss_sum(logits, labels.to(group.device)) / labels.numel()
+    loss.backward()
+    return loss.detach()
 
 
-def train(model: GPT, optimizer, steps: range, sizes: Sizes, group: Group, cfg: Config) -> None:  # noqa: ANN001
+def train(
+    model: GPT,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    mesh: DeviceMesh | None,
+    group: Group,
+    cfg: Config,
+) -> list[Step]:
+    """What each step leaves behind: the loss, clipped gradients and parameters, all of them whole."""
+    done = []
     for number in steps:
         optimizer.zero_grad()
-        backward(model, number, sizes, group, cfg)
+        loss = backward(model, number, mesh, group, cfg)
+        norm = clip_by_mesh(model.parameters(), cfg.max_norm)
+        if norm < cfg.max_norm:
+            raise CourseError(f"a norm of {norm:.3f}: nothing was clipped")
         optimizer.step()
+        dist.all_reduce(loss)
+        gradients = {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+        done.append(Step(loss / group.world_size, gradients, dict(parameters(model))))
+    return done
 
 
-def whole(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def train_alone(model: GPT, steps: range, group: Group, cfg: Config) -> list[Step]:
+    """The same in one process, clipped by torch."""
+    optimizer = torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps)
+    done = []
+    for number in steps:
+        optimizer.zero_grad()
+        loss = backward(model, number, None, group, cfg)
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.max_norm)
+        optimizer.step()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        done.append(Step(loss, gradients, dict(parameters(model))))
+    return done
+
+
+def parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """(name, all of the parameter). Collective."""
-    found = []
-    for name, p in model.named_parameters():
-        found.append((name, p.detach().full_tensor() if isinstance(p, DTensor) else p.detach().clone()))
-    return found
+    return [(name, whole(p.detach()).clone()) for name, p in model.named_parameters()]
 
 
 def local_shape(model: nn.Module) -> list[int]:
     p = dict(model.named_parameters())[WATCHED]
     return list((p.to_local() if isinstance(p, DTensor) else p).shape)
+
+
+def mesh_of(sizes: Sizes, group: Group) -> DeviceMesh | None:
+    if max(sizes.values()) == 1:
+        return None
+    return init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def one_truth(group: Group, cfg: Config) -> dict[str, torch.Tensor]:
@@ -117,9 +201,13 @@ def one_truth(group: Group, cfg: Config) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def new_model(group: Group, cfg: Config, seed: int) -> GPT:
-    torch.manual_seed(seed)
-    return GPT(gpt_config(group.world_size, cfg)).to(group.device)
+def new_model(group: Group, cfg: Config, start: dict | None = None) -> GPT:
+    """With numbers of this rank's own, or with those of ``start``."""
+    torch.manual_seed(1 + group.rank)
+    model = GPT(gpt_config(group.world_size, cfg)).to(group.device)
+    if start is not None:
+        model.load_state_dict(start)
+    return model
 
 
 def empty_folder(name: str, group: Group) -> Path:
@@ -130,37 +218,36 @@ def empty_folder(name: str, group: Group) -> Path:
     return folder
 
 
-def save(start: dict, group: Group, cfg: Config) -> tuple[Path, list[tuple[str, torch.Tensor]]]:
+def save(start: dict, alone: list[Step], group: Group, cfg: Config) -> tuple[Path, list]:
     """Train in the first layout and save. The folder, and the whole parameters as they were then."""
     sizes = layouts(group.world_size)[0]
-    model = new_model(group, cfg, seed=0)
-    model.load_state_dict(start)
-    model, optimizer = build(model, sizes, cfg)
-    train(model, optimizer, range(cfg.saved_after), sizes, group, cfg)
+    mesh = mesh_of(sizes, group)
+    model = new_model(group, cfg, start)
+    optimizer = build(model, mesh, cfg)
+    ours = train(model, optimizer, range(cfg.saved_after), mesh, group, cfg)
+    assert_same_training(in_words(sizes), ours, alone[: cfg.saved_after], cfg.tolerance)
     folder = empty_folder("shards", group)
     state, moments = get_state_dict(model, optimizer)
     dcp.save({"model": state, "optimizer": moments}, checkpoint_id=folder)
     files = len(list(folder.glob("*.distcp")))
-    print_on_rank_0(
-        f"saved by {in_words(sizes)}: {files} files; rank 0 had {local_shape(model)} of {WATCHED}"
-    )
-    return folder, whole(model)
+    print_on_rank_0(f"{in_words(sizes)}, clipped: as one process after each of {cfg.saved_after} steps")
+    print_on_rank_0(f"saved in {files} files; rank 0 had {local_shape(model)} of {WATCHED}")
+    return folder, parameters(model)
 
 
-def load(
-    sizes: Sizes, folder: Path, saved: list, group: Group, cfg: Config
-) -> list[tuple[str, torch.Tensor]]:
-    """Load into this layout, compare with what was saved, train on; the whole parameters at the end."""
-    model, optimizer = build(new_model(group, cfg, seed=1 + group.rank), sizes, cfg)
+def load(sizes: Sizes, folder: Path, saved: list, alone: list[Step], group: Group, cfg: Config) -> None:
+    """Load into this layout, compare with what was saved, train on beside one process."""
+    mesh = mesh_of(sizes, group)
+    model = new_model(group, cfg)
+    optimizer = build(model, mesh, cfg)
     state, moments = get_state_dict(model, optimizer)
     dcp.load({"model": state, "optimizer": moments}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=moments)
-    assert_all_equal(f"loaded into {in_words(sizes)}:", whole(model), saved, 0.0)
-    shape = local_shape(model)
+    assert_all_equal(f"loaded into {in_words(sizes)}:", parameters(model), saved, 0.0)
+    print_on_rank_0(f"loaded into {in_words(sizes)}: equal bit for bit; rank 0 has {local_shape(model)}")
     more = range(cfg.saved_after, cfg.saved_after + cfg.more)
-    train(model, optimizer, more, sizes, group, cfg)
-    print_on_rank_0(f"loaded into {in_words(sizes)}: equal bit for bit; rank 0 has {shape} of {WATCHED}")
-    return whole(model)
+    ours = train(model, optimizer, more, mesh, group, cfg)
+    assert_same_training(f"{in_words(sizes)}, after loading", ours, alone[cfg.saved_after :], cfg.tolerance)
 
 
 def plain_parts(group: Group) -> list[float]:
@@ -176,19 +263,13 @@ def plain_parts(group: Group) -> list[float]:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         start = one_truth(group, cfg)
-        alone = {"dp": 1, "tp": 1}
-        model = new_model(group, cfg, seed=0)
-        model.load_state_dict(start)
-        model, optimizer = build(model, alone, cfg)
-        train(model, optimizer, range(cfg.saved_after + cfg.more), alone, group, cfg)
-        expected = whole(model)
-
-        folder, saved = save(start, group, cfg)
-        others = [*layouts(group.world_size)[1:], alone]
+        steps = range(cfg.saved_after + cfg.more)
+        alone = train_alone(new_model(group, cfg, start), steps, group, cfg)
+        folder, saved = save(start, alone, group, cfg)
+        others = [*layouts(group.world_size)[1:], {"dp": 1, "tp": 1}]
         for sizes in others:
-            what = f"{in_words(sizes)}, {cfg.more} steps after loading:"
-            assert_all_equal(what, load(sizes, folder, saved, group, cfg), expected, cfg.tolerance)
-        print_on_rank_0(f"each: {cfg.more} steps more equal one process that was never interrupted")
+            load(sizes, folder, saved, alone, group, cfg)
+        print_on_rank_0(f"each: {cfg.more} steps more, as one process that was never interrupted")
 
         back = plain_parts(group)
         everyone = [back] * group.world_size

@@ -1,4 +1,4 @@
-"""A mesh by hand: who is in which group, who reads which rows, who draws which random numbers.
+"""A mesh: who is in which group, who reads which rows, who draws which random numbers.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_mesh.py
 Written by:  notebooks/22_device_mesh.ipynb
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DistributedSampler
 
 ROWS = 2  # of the batch, for each place along dp
 
@@ -38,22 +39,6 @@ def members(rank: int, sizes: Sizes, names: Iterable[str]) -> list[int]:
     return found
 
 
-def part(rank: int, sizes: Sizes, names: Iterable[str]) -> tuple[int, int]:
-    """(index, parts): what is divided along ``names``, and repeated along the others, is in so many parts."""
-    group = members(rank, sizes, names)
-    return group.index(rank), len(group)
-
-
-def group_along(name: str, sizes: Sizes) -> dist.ProcessGroup:
-    """This rank's group along a dimension. All ranks make all groups, in one order, as new_group wants it."""
-    own = None
-    for ranks in sorted({tuple(members(rank, sizes, [name])) for rank in range(dist.get_world_size())}):
-        group = dist.new_group(list(ranks))
-        if dist.get_rank() in ranks:
-            own = group
-    return own
-
-
 def random_numbers(seed: int) -> list[float]:
     """What a dropout would draw."""
     return torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -79,36 +64,39 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     tp = 2 if ranks % 2 == 0 else 1
-    sizes = {"dp": ranks // tp, "tp": tp}
-    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    assert mesh.get_coordinate() == tuple(position(rank, sizes).values()), "torch counts as we do"
+    mesh = init_device_mesh(device.type, (ranks // tp, tp), mesh_dim_names=("dp", "tp"))
+    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
+    place = position(rank, sizes)
     for name in sizes:
-        group = group_along(name, sizes)
-        torchs = dist.get_process_group_ranks(mesh.get_group(name))
-        assert dist.get_process_group_ranks(group) == torchs == members(rank, sizes, [name]), f"along {name}"
+        assert mesh.get_local_rank(name) == place[name], "torch counts as we do"
+        group = mesh.get_group(name)
+        assert dist.get_process_group_ranks(group) == members(rank, sizes, [name]), f"along {name}"
         total = torch.tensor([float(rank)], device=device)
         dist.all_reduce(total, group=group)
-        assert total.item() == sum(torchs), f"the sum along {name} is that of {torchs}"
+        assert total.item() == sum(members(rank, sizes, [name])), f"the sum along {name}"
+    both = mesh["dp", "tp"]._flatten("dp_tp")  # two dimensions joined into one; private, and widely used
+    assert dist.get_process_group_ranks(both.get_group()) == members(rank, sizes, ["dp", "tp"])
 
-    index, parts = part(rank, sizes, ["dp"])
-    batch = torch.arange(ROWS * parts)
+    batch = range(ROWS * mesh["dp"].size())
+    dp = mesh.get_local_rank("dp")
+    sampler = DistributedSampler(batch, num_replicas=mesh["dp"].size(), rank=dp, shuffle=False)
     mine = {
-        "position": position(rank, sizes),
+        "position": place,
         "groups": {name: members(rank, sizes, [name]) for name in sizes},
-        "rows": batch.chunk(parts)[index].tolist(),  # divided along dp, repeated along tp
-        "dropout of whole activations": random_numbers(seed=index),
-        "dropout of parts of them": random_numbers(seed=part(rank, sizes, ["dp", "tp"])[0]),
+        "rows": list(sampler),  # divided along dp, repeated along tp
+        "dropout of whole activations": random_numbers(seed=dp),
+        "dropout of parts of them": random_numbers(seed=both.get_local_rank()),
     }
     everyone = [mine] * ranks
     dist.all_gather_object(everyone, mine)
     for other in everyone:
-        same_dp = other["position"]["dp"] == mine["position"]["dp"]
+        same_dp = other["position"]["dp"] == dp
         for what in ("rows", "dropout of whole activations"):
             assert (other[what] == mine[what]) == same_dp, f"{what}: the same along tp, others along dp"
         alike = other["dropout of parts of them"] == mine["dropout of parts of them"]
-        assert alike == (other["position"] == mine["position"]), "parts: each rank draws its own numbers"
+        assert alike == (other["position"] == place), "parts: each rank draws its own numbers"
     read = [row for other in mine["groups"]["dp"] for row in everyone[other]["rows"]]
-    assert read == batch.tolist(), "along dp, each row is read once"
+    assert sorted(read) == list(batch), "along dp, each row is read once"
     if rank == 0:
         for number, one in enumerate(everyone):
             print(f"[rank {number}] {one['position']}, groups {one['groups']}, rows {one['rows']}")

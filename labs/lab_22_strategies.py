@@ -1,16 +1,17 @@
-"""Every strategy of lessons 15 to 21 as one small class: its part of one transformer, a step, its formulas.
+"""Every strategy of lessons 08 to 21 as one function: its part of one transformer, a step, its formulas.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_strategies.py
 Written by:  notebooks/22_device_mesh.ipynb
 
 What trains here is what the lessons proved: labs/lab_16_executor.py, labs/lab_16_schedules.py,
-labs/lab_17_gpt.py, labs/lab_17_sequence.py, labs/lab_18_zero_1.py, labs/lab_18_by_hand.py,
-labs/lab_20_gpt.py and labs/lab_21_gpt.py. To add a row, add a class, and put it into ``ROWS``.
+labs/lab_17_gpt.py, labs/lab_17_sequence.py, labs/lab_18_zero_1.py, labs/lab_20_gpt.py and
+labs/lab_21_gpt.py. To add a row, write a function that returns a ``Row``, and put it into ``ROWS``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lab_16_schedules as pipelines
@@ -21,13 +22,15 @@ import lab_21_gpt as expert_parallel
 import torch
 import torch.distributed as dist
 from lab_16_executor import Pipeline
-from lab_18_by_hand import Zero2
 from lab_18_zero_1 import Zero1
-from lab_22_mesh import Sizes, part
+from lab_22_mesh import Sizes
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.runtime.errors import CourseError, InputError
@@ -35,7 +38,7 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PartOf, Step, train_alone
+from shared.training.one_process import PartOf, train_alone, whole
 from shared.training.parity import assert_equal
 from shared.training.schedules import simulate
 from shared.training.storages import GRADIENTS, OPTIMIZER, PARAMETERS, local_of
@@ -44,14 +47,15 @@ from shared.training.timeline import bubble
 FIRST_BUCKET = 2**20  # bytes at which DDP closes its first bucket; the next ones take 25 times as many
 
 Traffic = dict[tuple[str, str], tuple[int, int]]  # {(dimension, collective): (calls, bytes handed in)}
+Named = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
 class Config:
     gpt: GPTConfig = field(default_factory=lambda: GPTConfig(context=32, width=64))
     rows: int = 8  # sequences in the batch, of all ranks together
-    micro_batches: int = 8  # with PP x FSDP x TP: of all dp groups together
-    experts: int = 4  # in place of each MLP, in the row EP
+    micro_batches: int = 8  # of a pipeline: of all dp groups together
+    experts: int = 4  # in place of each MLP, in the rows below the line
     k: int = 2  # of them for each token
     steps: int = 3
     lr: float = 0.01
@@ -67,7 +71,7 @@ class Truth:
     def __init__(self, model: GPT, group: Group, cfg: Config) -> None:
         broadcast_from_rank_0(model.parameters())  # each rank has a seed of its own
         self.start = {name: p.detach().clone() for name, p in model.named_parameters()}
-        self.size = sum(p.nbytes for p in self.start.values())  # S, in bytes
+        self.size = sum(p.nbytes for p in self.start.values())
 
         def loss_of(one: nn.Module, number: int) -> torch.Tensor:
             tokens, labels = batch_of(cfg, number, group)
@@ -90,230 +94,182 @@ def new_model(cfg: Config, experts: bool) -> GPT:
     return expert_parallel.use_experts(model, cfg.experts, cfg.k) if experts else model
 
 
-def padded(numel: int, ranks: int) -> int:
-    return numel + -numel % ranks
-
-
-class Strategy:
-    """One row of the table: training in one process, and in each subclass what its strategy changes.
+@dataclass
+class Row:
+    """A strategy at work on this rank, and the formulas that judge it.
 
     Attributes:
-        name: of the row.
-        data: the dimensions of the mesh along which the rows of the batch are divided.
-        share: what this rank's loss counts in the loss of the whole batch; 1 / ranks for a mean of some rows.
-        experts: the MLPs of the model are mixtures of experts.
+        step: trains step ``number`` and returns this rank's loss.
+        named: (name, parameter) of all that this rank holds.
+        optimizer: the one whose state counts.
+        traffic: the formula of a step's calls and bytes.
+        part: what this rank holds of a whole parameter between two steps; ``gradient_part`` of its gradient.
+        gradients: {name: what this rank has of it after a step}; None: the parameters' ``.grad``.
+        keeps: the formula of the bytes in store after a step, by kind; None: of ``part``.
+        share: what this rank's loss counts in the loss of the batch.
         even: each rank's calls and bytes are those of the formula; else only their sums are.
-        bubble: the share of the time in which devices wait for each other.
+        bubble: the simulated share of the time in which the stages of a pipeline wait for each other.
+        left_at_most: bytes that forward may leave for backward; None: any number.
+        check: what else the row claims, and can be seen after a step.
     """
 
-    name = "single"
-    data: tuple[str, ...] = ()
-    share: float | None = None
-    experts = False
-    even = True
-    bubble = 0.0
+    step: Callable[[int], torch.Tensor]
+    named: Named
+    optimizer: Any
+    traffic: Traffic
+    part: PartOf = whole
+    gradient_part: PartOf | None = None
+    gradients: Callable[[], dict[str, torch.Tensor]] | None = None
+    keeps: dict[str, int] | None = None
+    share: float = 1.0
+    even: bool = True
+    bubble: float | None = None
+    left_at_most: int | None = None
+    check: Callable[[], None] = lambda: None
 
-    def __init__(self, truth: Truth, group: Group, cfg: Config) -> None:
+
+class Job:
+    """What a row is built from: a model that begins as the truth did, a mesh, rows, an optimizer."""
+
+    def __init__(self, truth: Truth, experts: bool, group: Group, cfg: Config) -> None:
         self.truth = truth
+        self.experts = experts
         self.group = group
         self.cfg = cfg
-        self.ranks = group.world_size
-        self.sizes = self.mesh_sizes(group.world_size)
+        self.dimensions: Sizes = {}  # of all meshes
         self.dimension_of: dict[tuple[int, ...], str] = {}  # by the members of a group
-        if self.sizes:
-            shape, names = tuple(self.sizes.values()), tuple(self.sizes)
-            self.mesh = init_device_mesh(group.device.type, shape, mesh_dim_names=names)
-            for name in self.sizes:
-                self.dimension_of[tuple(dist.get_process_group_ranks(self.mesh.get_group(name)))] = name
-        model = new_model(cfg, self.experts).to(group.device)
+
+    def model(self) -> GPT:
+        model = new_model(self.cfg, self.experts).to(self.group.device)
         for name, p in model.named_parameters():
-            p.data.copy_(truth.start[name])
-        self.optimizer: Any = None
-        self.build(model)
+            p.data.copy_(self.truth.start[name])
+        return model
 
-    # What a strategy may change.
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """The outermost dimension first."""
+        names = tuple(sizes)
+        mesh = init_device_mesh(self.group.device.type, tuple(sizes.values()), mesh_dim_names=names)
+        for name in names:
+            self.note(name, mesh.get_group(name))
+        return mesh
 
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        """The mesh, the outermost dimension first."""
-        return {}
+    def note(self, name: str, group: dist.ProcessGroup) -> None:
+        """Calls among these ranks are those along ``name``."""
+        self.dimensions[name] = dist.get_world_size(group)
+        self.dimension_of[tuple(dist.get_process_group_ranks(group))] = name
 
-    def build(self, model: GPT) -> None:
-        """Make this rank's part of the whole ``model``, and the optimizer."""
-        self.model: nn.Module = model
-        self.optimizer = self.adam(model.parameters())
-
-    def loss(self, number: int) -> torch.Tensor:
-        """This rank's loss in step ``number``: the mean over its own rows."""
-        tokens, labels = self.own_rows(number)
-        return loss_sum(self.model(tokens), labels) / labels.numel()
-
-    def after_backward(self) -> None:
-        """What is done with the gradients before the optimizer's step."""
-
-    def step(self, number: int) -> torch.Tensor:
-        self.optimizer.zero_grad()
-        loss = self.loss(number)
-        loss.backward()
-        self.after_backward()
-        self.optimizer.step()
-        return loss.detach()
-
-    def parameter_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        """What this rank holds of a parameter between two steps."""
-        return whole
-
-    def gradient_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        """What this rank holds of its gradient, averaged, after a step."""
-        return self.parameter_part(name, whole)
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return dict(self.model.named_parameters())
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: p.grad for name, p in self.model.named_parameters()}
-
-    def also_held(self) -> list[torch.Tensor]:
-        """Parameters that are not the model's, but the optimizer's."""
-        return []
-
-    def traffic(self) -> Traffic:
-        """The formula: what a step calls, and the bytes that this rank hands in."""
-        return {}
-
-    def keeps(self) -> dict[str, int]:
-        """The formula: bytes that this rank has in store after a step, by kind."""
-        parameters = self.held_bytes(self.parameter_part)
-        gradients = self.held_bytes(self.gradient_part)
-        return self.kinds(parameters, gradients, parameters, len(self.parameters()))
-
-    def check(self) -> None:
-        """What else this row claims, and can be seen after a step."""
-
-    # What they all use.
-
-    def kinds(self, parameters: int, gradients: int, stepped: int, tensors: int) -> dict[str, int]:
-        """Adam keeps two numbers for each that it steps, and counts the steps of each tensor in 4 bytes."""
-        return {PARAMETERS: parameters, GRADIENTS: gradients, OPTIMIZER: 2 * stepped + 4 * tensors}
-
-    def held_bytes(self, part_of: PartOf) -> int:
-        parts = [part_of(name, whole) for name, whole in self.truth.start.items()]
-        return sum(one.nbytes for one in parts if one is not None)
-
-    def adam(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def adam(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, self.cfg.lr, eps=self.cfg.eps)
 
-    def own_rows(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's rows of the batch. Ranks that differ along other dimensions only, read the same."""
-        if not self.sizes:
-            return batch_of(self.cfg, number, self.group)
-        index, parts = part(self.group.rank, self.sizes, self.data)
+    def rows(self, number: int, index: int = 0, parts: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and labels of one part of the batch's rows."""
         tokens, labels = batch_of(self.cfg, number, self.group)
         return tokens.chunk(parts)[index], labels.chunk(parts)[index]
+
+    @property
+    def all_labels(self) -> int:
+        return self.cfg.rows * self.cfg.gpt.context
 
     def activations(self, rows: int) -> int:
         """Bytes of what goes from block to block."""
         return rows * self.cfg.gpt.context * self.cfg.gpt.width * self.cfg.gpt.dtype.itemsize
 
-    def per_token(self, rows: int) -> int:
-        """Bytes of one number for each token, as the loss sums them up over tp."""
-        return rows * self.cfg.gpt.context * self.cfg.gpt.dtype.itemsize
-
-    def finish_step(self, loss: torch.Tensor) -> Step:
-        """What a step has left behind here; the loss is that of the whole batch. Collective."""
-        share = 1 / self.ranks if self.share is None else self.share
-        total = loss * share
-        dist.all_reduce(total)
-        step = Step(total)
-        step.parameters = {name: local_of(p).detach().clone() for name, p in self.parameters().items()}
-        step.gradients = {name: local_of(g).detach().clone() for name, g in self.gradients().items()}
-        return step
+    def bytes_of(self, part: PartOf, of: Callable[[str], bool] = lambda name: True) -> int:
+        """What this rank holds of all parameters whose name fits."""
+        held = [part(name, tensor) for name, tensor in self.truth.start.items() if of(name)]
+        return sum(one.nbytes for one in held if one is not None)
 
 
-class ByHand(Strategy):
-    """Lesson 06: one all-reduce for each gradient."""
-
-    name = "DP by hand"
-    data = ("dp",)
-
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"dp": ranks}
-
-    def after_backward(self) -> None:
-        for p in self.model.parameters():
-            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
-
-    def traffic(self) -> Traffic:
-        return {("dp", "all_reduce"): (len(self.truth.start), self.truth.size)}
+def place(mesh: DeviceMesh, *names: str) -> tuple[int, int]:
+    """(index, parts): this rank's part of what is divided along ``names``, the outermost first."""
+    index, parts = 0, 1
+    for name in names:
+        index = index * mesh[name].size() + mesh.get_local_rank(name)
+        parts *= mesh[name].size()
+    return index, parts
 
 
-class Ddp(ByHand):
-    """Lessons 08 and 09: buckets, on their way during backward."""
+def steps_of(
+    optimizer: Any, loss_of: Callable[[int], torch.Tensor], after_backward: Callable[[], None] = lambda: None
+) -> Callable[[int], torch.Tensor]:
+    """The usual step."""
 
-    name = "DDP"
-
-    def build(self, model: GPT) -> None:
-        super().build(model)
-        self.ddp = DistributedDataParallel(model)
-
-    def loss(self, number: int) -> torch.Tensor:
-        tokens, labels = self.own_rows(number)
-        return loss_sum(self.ddp(tokens), labels) / labels.numel()
-
-    def after_backward(self) -> None:
-        """It is done already."""
-
-    def traffic(self) -> Traffic:
-        buckets = 1 if self.truth.size <= FIRST_BUCKET else 2
-        return {("dp", "all_reduce"): (buckets, self.truth.size)}
-
-
-class Zero1Row(ByHand):
-    """Lesson 18: each rank has the optimizer state of 1/N of the numbers."""
-
-    name = "ZeRO-1"
-
-    def build(self, model: GPT) -> None:
-        self.model = model
-        self.zero = NotedZero1(model.parameters(), self.adam)
-        self.optimizer = self.zero.optimizer
-        self.start: dict[str, int] = {}  # where a parameter begins in the flat tensor
-        at = 0
-        for name, p in model.named_parameters():
-            self.start[name] = at
-            at += p.numel()
-        self.length = len(self.zero.part)
-
-    def step(self, number: int) -> torch.Tensor:
-        self.zero.mean = None  # it was for the comparison
-        self.zero.zero_grad()
-        loss = self.loss(number)
+    def step(number: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(number)
         loss.backward()
-        self.zero.step()
+        after_backward()
+        optimizer.step()
         return loss.detach()
 
-    def gradient_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        """Those of its numbers that lie in this rank's part of the flat tensor."""
-        begin = self.group.rank * self.length - self.start[name]
-        own = whole.flatten()[max(0, begin) : max(0, begin + self.length)]
-        return own if len(own) else None
+    return step
 
-    def gradients(self) -> dict[str, torch.Tensor]:
-        found = {}
-        at = 0
-        for name, whole in self.truth.start.items():
-            own = self.gradient_part(name, whole)
-            if own is not None:
-                found[name] = self.zero.mean[at : at + len(own)]
-                at += len(own)
-        return found
 
-    def traffic(self) -> Traffic:
-        size = self.length * self.ranks * self.zero.part.element_size()
-        return {("dp", "reduce_scatter"): (1, size), ("dp", "all_gather"): (1, size // self.ranks)}
+def mean_of_rows(job: Job, model: nn.Module, index: int = 0, parts: int = 1) -> Callable:
+    """The loss of these rows: their mean."""
 
-    def keeps(self) -> dict[str, int]:
-        flat = self.length * self.ranks * self.zero.part.element_size()
-        return self.kinds(flat, flat, flat // self.ranks, 1)
+    def loss_of(number: int) -> torch.Tensor:
+        tokens, labels = job.rows(number, index, parts)
+        return loss_sum(model(tokens), labels) / labels.numel()
+
+    return loss_of
+
+
+def kinds(parameters: int, gradients: int, stepped: int, tensors: int) -> dict[str, int]:
+    """Adam keeps two numbers for each that it steps, and counts the steps of each tensor in 4 bytes."""
+    return {PARAMETERS: parameters, GRADIENTS: gradients, OPTIMIZER: 2 * stepped + 4 * tensors}
+
+
+# The rows. First the data parallel ones.
+
+
+def single(job: Job) -> Row:
+    """One process."""
+    model = job.model()
+    optimizer = job.adam(model.parameters())
+    step = steps_of(optimizer, mean_of_rows(job, model))
+    return Row(step, model.named_parameters, optimizer, {}, share=1 / job.group.world_size)
+
+
+def buckets(job: Job) -> int:
+    return 1 if job.truth.size <= FIRST_BUCKET else 2
+
+
+def ddp(job: Job) -> Row:
+    """Lessons 08 and 09: buckets, on their way during backward."""
+    n = job.group.world_size
+    mesh = job.mesh(dp=n)
+    model = job.model()
+    optimizer = job.adam(model.parameters())
+    copies = DistributedDataParallel(model)
+    step = steps_of(optimizer, mean_of_rows(job, copies, *place(mesh, "dp")))
+    traffic = {("dp", "all_reduce"): (buckets(job), job.truth.size)}
+    return Row(step, model.named_parameters, optimizer, traffic, share=1 / n)
+
+
+def ddp_in_micro_batches(job: Job) -> Row:
+    """The same batch in two halves; only the second one's backward communicates."""
+    n = job.group.world_size
+    mesh = job.mesh(dp=n)
+    model = job.model()
+    optimizer = job.adam(model.parameters())
+    copies = DistributedDataParallel(model)
+
+    def step(number: int) -> torch.Tensor:
+        tokens, labels = job.rows(number, *place(mesh, "dp"))
+        halves = list(zip(tokens.chunk(2), labels.chunk(2), strict=True))
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=job.cfg.gpt.dtype, device=tokens.device)
+        for half, (some_tokens, some_labels) in enumerate(halves):
+            copies.require_backward_grad_sync = half == len(halves) - 1  # what no_sync() switches
+            loss = loss_sum(copies(some_tokens), some_labels) / labels.numel()
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        return total
+
+    traffic = {("dp", "all_reduce"): (buckets(job), job.truth.size)}
+    return Row(step, model.named_parameters, optimizer, traffic, share=1 / n)
 
 
 class NotedZero1(Zero1):
@@ -326,349 +282,347 @@ class NotedZero1(Zero1):
         return self.mean
 
 
-class Zero2Row(ByHand):
-    """Lesson 18: and only 1/N of the gradients outlives backward."""
+def zero_1(job: Job) -> Row:
+    """Lesson 18: each rank has the optimizer state of 1/N of the numbers."""
+    n = job.group.world_size
+    mesh = job.mesh(dp=n)
+    model = job.model()
+    zero = NotedZero1(model.parameters(), job.adam)
+    length = len(zero.part)
+    begins, at = {}, 0  # where a parameter begins in the flat tensor
+    for name, p in model.named_parameters():
+        begins[name] = at
+        at += p.numel()
+    loss_of = mean_of_rows(job, model, *place(mesh, "dp"))
 
-    name = "ZeRO-2"
+    def step(number: int) -> torch.Tensor:
+        zero.mean = None  # it was for the comparison
+        return steps_of(zero, loss_of)(number)
 
-    def build(self, model: GPT) -> None:
-        self.model = model
-        self.zero = Zero2(model.parameters(), self.adam)
-        self.optimizer = self.zero.optimizer
+    def gradient_part(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Those of its numbers that lie in this rank's part of the flat tensor."""
+        begin = job.group.rank * length - begins[name]
+        own = tensor.flatten()[max(0, begin) : max(0, begin + length)]
+        return own if len(own) else None
 
-    def step(self, number: int) -> torch.Tensor:
-        self.zero.zero_grad()
-        loss = self.loss(number)
-        loss.backward()
-        self.zero.step()
-        return loss.detach()
+    def gradients() -> dict[str, torch.Tensor]:
+        held = {name: gradient_part(name, p) for name, p in job.truth.start.items()}
+        sizes = {name: len(own) for name, own in held.items() if own is not None}
+        parts = zero.mean.split([*sizes.values(), length - sum(sizes.values())])
+        return dict(zip(sizes, parts, strict=False))
 
-    def gradient_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return self.zero.padded(whole).chunk(self.ranks)[self.group.rank]
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: self.zero.shards[p].grad for name, p in self.model.named_parameters()}
-
-    def also_held(self) -> list[torch.Tensor]:
-        return list(self.zero.shards.values())
-
-    def padded_bytes(self) -> int:
-        return sum(padded(p.numel(), self.ranks) * p.element_size() for p in self.truth.start.values())
-
-    def traffic(self) -> Traffic:
-        calls, size = len(self.truth.start), self.padded_bytes()
-        return {("dp", "reduce_scatter"): (calls, size), ("dp", "all_gather"): (calls, size // self.ranks)}
-
-    def keeps(self) -> dict[str, int]:
-        shards = self.padded_bytes() // self.ranks
-        return self.kinds(self.truth.size + shards, shards, shards, len(self.truth.start))
-
-
-class Fsdp(ByHand):
-    """Lesson 19: parameters, gradients and state are shards; each block is a unit, the rest is the root."""
-
-    name = "FSDP"
-
-    def build(self, model: GPT) -> None:
-        self.shard_units(model, list(model.blocks), "dp")
-
-    def shard_units(self, model: nn.Module, units: list[nn.Module], *names: str, **options: bool) -> None:
-        mesh = self.mesh[names]
-        for unit in units:
-            fully_shard(unit, mesh=mesh, **options)
-        self.model = fully_shard(model, mesh=mesh, **options)
-        self.optimizer = self.adam(model.parameters())
-
-    def after_backward(self) -> None:
-        """It is done already."""
-
-    def shard_of(self, whole: torch.Tensor, name: str = "dp") -> torch.Tensor:
-        return whole.chunk(self.sizes[name])[self.mesh.get_local_rank(name)]
-
-    def unsharded_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        """What this rank has of a parameter while its unit computes."""
-        return whole
-
-    def parameter_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        unsharded = self.unsharded_part(name, whole)
-        return None if unsharded is None else self.shard_of(unsharded)
-
-    def unsharded_bytes(self) -> tuple[int, int]:
-        """Of all units, and of the blocks among them."""
-        in_blocks = 0
-        for name, whole in self.truth.start.items():
-            unsharded = self.unsharded_part(name, whole)
-            if name.startswith("blocks.") and unsharded is not None:
-                in_blocks += unsharded.nbytes
-        return self.held_bytes(self.unsharded_part), in_blocks
-
-    def traffic(self) -> Traffic:
-        everything, in_blocks = self.unsharded_bytes()
-        layers = self.cfg.gpt.layers
-        gathered = everything + in_blocks  # blocks once more for backward
-        return {
-            ("dp", "all_gather"): (1 + 2 * layers, gathered // self.sizes["dp"]),
-            ("dp", "reduce_scatter"): (1 + layers, everything),
-        }
+    flat = length * n * zero.part.element_size()
+    traffic = {("dp", "reduce_scatter"): (1, flat), ("dp", "all_gather"): (1, flat // n)}
+    return Row(
+        step,
+        model.named_parameters,
+        zero.optimizer,
+        traffic,
+        gradient_part=gradient_part,
+        gradients=gradients,
+        keeps=kinds(flat, flat, flat // n, 1),
+        share=1 / n,
+    )
 
 
-class Hsdp(Fsdp):
+def shard_units(model: nn.Module, units: Iterable[nn.Module], mesh: DeviceMesh, **options: Any) -> None:
+    """Each block is a unit, the rest is the root."""
+    for unit in units:
+        fully_shard(unit, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+
+
+def gathers_and_scatters(layers: int, everything: int, in_blocks: int, ranks: int) -> tuple:
+    """What FSDP calls for units of so many bytes: blocks are gathered once more for backward."""
+    return (1 + 2 * layers, (everything + in_blocks) // ranks), (1 + layers, everything)
+
+
+def in_blocks(name: str) -> bool:
+    return name.startswith("blocks.")
+
+
+def fsdp(job: Job, recompute: bool = False) -> Row:
+    """Lesson 19: parameters, gradients and state are shards."""
+    n = job.group.world_size
+    mesh = job.mesh(dp=n)
+    model = job.model()
+    if recompute:
+        for block in model.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    shard_units(model, model.blocks, mesh)
+    optimizer = job.adam(model.parameters())
+    of_blocks = job.bytes_of(whole, in_blocks)
+    gathers, scatters = gathers_and_scatters(len(model.blocks), job.truth.size, of_blocks, n)
+    left_at_most = None
+    if recompute:  # the inputs of blocks, ends of the model; what is gathered: the root, the last block
+        of_rows = 2 * len(model.blocks) * job.activations(job.cfg.rows // n)
+        left_at_most = of_rows + job.truth.size - of_blocks + of_blocks // len(model.blocks)
+    return Row(
+        steps_of(optimizer, mean_of_rows(job, model, *place(mesh, "dp"))),
+        model.named_parameters,
+        optimizer,
+        {("dp", "all_gather"): gathers, ("dp", "reduce_scatter"): scatters},
+        part=lambda name, tensor: tensor.chunk(n)[job.group.rank],
+        share=1 / n,
+        left_at_most=left_at_most,
+    )
+
+
+def fsdp_recomputing(job: Job) -> Row:
+    """Lesson 19: a block keeps its input only, and computes forward again in backward."""
+    return fsdp(job, recompute=True)
+
+
+def hsdp(job: Job) -> Row:
     """Lesson 19: shards within a group of ranks, copies between the groups."""
-
-    name = "HSDP"
-    data = ("replicate", "shard")
-
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"replicate": ranks // 2, "shard": 2}
-
-    def build(self, model: GPT) -> None:
-        self.shard_units(model, list(model.blocks), "replicate", "shard")
-
-    def parameter_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return self.shard_of(whole, "shard")
-
-    def traffic(self) -> Traffic:
-        everything, in_blocks = self.unsharded_bytes()
-        layers = self.cfg.gpt.layers
-        shard = self.sizes["shard"]
-        return {
-            ("shard", "all_gather"): (1 + 2 * layers, (everything + in_blocks) // shard),
-            ("shard", "reduce_scatter"): (1 + layers, everything),
-            ("replicate", "all_reduce"): (1 + layers, everything // shard),
-        }
+    mesh = job.mesh(replicate=job.group.world_size // 2, shard=2)
+    model = job.model()
+    shard_units(model, model.blocks, mesh["replicate", "shard"])
+    optimizer = job.adam(model.parameters())
+    gathers, scatters = gathers_and_scatters(
+        len(model.blocks), job.truth.size, job.bytes_of(whole, in_blocks), 2
+    )
+    traffic = {
+        ("shard", "all_gather"): gathers,
+        ("shard", "reduce_scatter"): scatters,
+        ("replicate", "all_reduce"): (1 + len(model.blocks), job.truth.size // 2),
+    }
+    return Row(
+        steps_of(optimizer, mean_of_rows(job, model, *place(mesh, "replicate", "shard"))),
+        model.named_parameters,
+        optimizer,
+        traffic,
+        part=lambda name, tensor: tensor.chunk(2)[mesh.get_local_rank("shard")],
+        share=1 / job.group.world_size,
+    )
 
 
-class Tp(Strategy):
-    """Lesson 17: 1/N of each layer; all ranks read the whole batch."""
+# What divides layers, or the model in depth.
 
-    name = "TP"
 
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"tp": ranks}
+def loss_over_tp(job: Job, model: nn.Module, group: dist.ProcessGroup, index: int = 0, parts: int = 1):
+    """The mean of these rows, from logits that stay on their ranks."""
 
-    def build(self, model: GPT) -> None:
-        super().build(tensor_parallel.split_gpt(model, self.mesh.get_group("tp")))
-
-    def loss(self, number: int) -> torch.Tensor:
-        tokens, labels = self.own_rows(number)
-        logits = self.model(tokens)
-        total = tensor_parallel.vocabulary_parallel_loss_sum(logits, labels, self.mesh.get_group("tp"))
+    def loss_of(number: int) -> torch.Tensor:
+        tokens, labels = job.rows(number, index, parts)
+        total = tensor_parallel.vocabulary_parallel_loss_sum(model(tokens), labels, group)
         return total / labels.numel()
 
-    def parameter_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return tensor_parallel.part_in(self.mesh.get_group("tp"))(name, whole)
-
-    def all_reduces(self, rows: int) -> tuple[int, int]:
-        """f and g of each block twice, g of the embedding, f of the head, and three for the loss."""
-        of_activations = 4 * self.cfg.gpt.layers + 2
-        size = of_activations * self.activations(rows) + 3 * self.per_token(rows)
-        return of_activations + 3, size
-
-    def traffic(self) -> Traffic:
-        return {("tp", "all_reduce"): self.all_reduces(self.cfg.rows)}
+    return loss_of
 
 
-class TpSp(Tp):
+def all_reduces_of_tp(job: Job, layers: int, rows: int) -> tuple[int, int]:
+    """f and g of each block twice, g of the embedding, f of the head, and three for the loss."""
+    of_activations = 4 * layers + 2
+    per_token = rows * job.cfg.gpt.context * job.cfg.gpt.dtype.itemsize
+    return of_activations + 3, of_activations * job.activations(rows) + 3 * per_token
+
+
+def tp(job: Job) -> Row:
+    """Lesson 17: 1/N of each layer; all ranks read the whole batch."""
+    n = job.group.world_size
+    group = job.mesh(tp=n).get_group("tp")
+    model = tensor_parallel.split_gpt(job.model(), group)
+    optimizer = job.adam(model.parameters())
+    return Row(
+        steps_of(optimizer, loss_over_tp(job, model, group)),
+        model.named_parameters,
+        optimizer,
+        {("tp", "all_reduce"): all_reduces_of_tp(job, len(model.blocks), job.cfg.rows)},
+        part=tensor_parallel.part_in(group),
+        share=1 / n,
+    )
+
+
+def tp_sp(job: Job) -> Row:
     """Lesson 17: and between the split layers 1/N of the sequence."""
+    n = job.group.world_size
+    group = job.mesh(tp=n).get_group("tp")
+    model = sequence_parallel.split_sequence(job.model(), group)
+    optimizer = job.adam(model.parameters())
+    sum_whole = partial(sequence_parallel.sum_gradients_of_whole_parameters, model, group)
+    calls, size = all_reduces_of_tp(job, len(model.blocks), job.cfg.rows)
+    of_loss = size - (calls - 3) * job.activations(job.cfg.rows)
+    of_whole = job.bytes_of(whole, lambda name: not sequence_parallel.is_split(name))
+    traffic = {  # the all-reduces of TP, in two halves
+        ("tp", "all_gather"): (calls - 3, (size - of_loss) // n),
+        ("tp", "reduce_scatter"): (calls - 3, size - of_loss),
+        ("tp", "all_reduce"): (3 + 1, of_loss + of_whole),
+    }
+    return Row(
+        steps_of(optimizer, loss_over_tp(job, model, group), sum_whole),
+        model.named_parameters,
+        optimizer,
+        traffic,
+        part=tensor_parallel.part_in(group),
+        share=1 / n,
+    )
 
-    name = "TP + SP"
 
-    def build(self, model: GPT) -> None:
-        Strategy.build(self, sequence_parallel.split_sequence(model, self.mesh.get_group("tp")))
+def pp_1f1b(job: Job) -> Row:
+    """Lesson 16: some layers on each rank, no more micro-batches at once than there are stages to come."""
+    cfg, rank, n = job.cfg, job.group.rank, job.group.world_size
+    job.mesh(pp=n)
+    plan = pipelines.plan_of("1F1B", n, cfg.micro_batches)
+    trainer = pipelines.Trainer("1F1B", plan, job.group, pipelines.Config(gpt=cfg.gpt))
+    for name, p in trainer.parameters.items():
+        p.data.copy_(job.truth.start[name])
+    job.dimension_of[(0, n - 1)] = "pp"  # for the tied weight
+    optimizer = job.adam(trainer.parameters.values())
 
-    def after_backward(self) -> None:
-        sequence_parallel.sum_gradients_of_whole_parameters(self.model, self.mesh.get_group("tp"))
-
-    def traffic(self) -> Traffic:
-        calls = 4 * self.cfg.gpt.layers + 2  # the all-reduces of TP, in two halves
-        size = calls * self.activations(self.cfg.rows)
-        whole = [p for name, p in self.truth.start.items() if not sequence_parallel.is_split(name)]
-        of_whole = sum(p.nbytes for p in whole)
-        return {
-            ("tp", "all_gather"): (calls, size // self.ranks),
-            ("tp", "reduce_scatter"): (calls, size),
-            ("tp", "all_reduce"): (3 + 1, 3 * self.per_token(self.cfg.rows) + of_whole),
-        }
-
-
-class PpGpipe(Strategy):
-    """Lesson 16: some layers on each rank; all micro-batches forward, then all backward."""
-
-    name = "PP, GPipe"
-    share = 1.0  # the last stage has the loss, the others have 0
-    schedule = "GPipe"
-
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"pp": ranks}
-
-    def build(self, model: GPT) -> None:
-        cfg = self.cfg
-        plan = pipelines.plan_of(self.schedule, self.ranks, cfg.micro_batches)
-        self.bubble = bubble(simulate(plan, cfg.micro_batches).spans, self.ranks)
-        settings = pipelines.Config(gpt=cfg.gpt)
-        self.trainer = pipelines.Trainer(self.schedule, plan, self.group, settings)
-        for name, p in self.trainer.parameters.items():
-            p.data.copy_(self.truth.start[name])
-        self.dimension_of[(0, self.ranks - 1)] = "pp"  # for the tied weight
-        self.optimizer = self.adam(self.trainer.parameters.values())
-
-    def step(self, number: int) -> torch.Tensor:
-        tokens, labels = batch_of(self.cfg, number, self.group)
-        pieces = self.cfg.micro_batches
+    def step(number: int) -> torch.Tensor:
+        tokens, labels = job.rows(number)
+        pieces = cfg.micro_batches
         batch = pipelines.Batch(list(tokens.chunk(pieces)), list(labels.chunk(pieces)), labels.numel())
-        self.optimizer.zero_grad()
-        loss = self.trainer.forward_and_backward(batch)
-        self.trainer.tied.add_gradients()
-        self.optimizer.step()
-        return loss
+        optimizer.zero_grad()
+        loss = trainer.forward_and_backward(batch)
+        trainer.tied.add_gradients()
+        optimizer.step()
+        return loss  # the last stage has it, the others have 0
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return self.trainer.parameters
+    borders = 2 - (rank == 0) - (rank == n - 1)
+    messages = (borders * cfg.micro_batches, borders * job.activations(cfg.rows))
+    traffic = {("pp", "send"): messages, ("pp", "recv"): messages}
+    if rank in (0, n - 1):
+        traffic["pp", "all_reduce"] = (1, job.truth.start["tokens.weight"].nbytes)
 
-    def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: p.grad for name, p in self.trainer.parameters.items()}
+    simulated = bubble(simulate(plan, cfg.micro_batches).spans, n)
 
-    def parameter_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return self.trainer.part_of(name, whole)
+    def check() -> None:
+        held, expected = trainer.pipeline.peak_live, min(n - rank, cfg.micro_batches)
+        if held != expected:
+            raise CourseError(f"PP, 1F1B: {held} micro-batches at once, expected {expected}")
+        formula = (n - 1) / (cfg.micro_batches + n - 1)
+        if abs(simulated - formula) > 1e-9:
+            raise CourseError(f"PP, 1F1B: a bubble of {simulated:.3f}, expected {formula:.3f}")
 
-    def traffic(self) -> Traffic:
-        first, last = self.group.rank == 0, self.group.rank == self.ranks - 1
-        borders = 2 - first - last
-        messages = (borders * self.cfg.micro_batches, borders * self.activations(self.cfg.rows))
-        found = {("pp", "send"): messages, ("pp", "recv"): messages}
-        if first or last:
-            found["pp", "all_reduce"] = (1, self.truth.start["tokens.weight"].nbytes)
-        return found
-
-    def most_at_once(self) -> int:
-        """Micro-batches whose activations this rank holds."""
-        return self.cfg.micro_batches
-
-    def check(self) -> None:
-        held = self.trainer.pipeline.peak_live
-        if held != self.most_at_once():
-            raise CourseError(f"{self.name}: {held} micro-batches at once, expected {self.most_at_once()}")
-        formula = (self.ranks - 1) / (self.cfg.micro_batches + self.ranks - 1)
-        if abs(self.bubble - formula) > 1e-9:
-            raise CourseError(f"{self.name}: a bubble of {self.bubble:.3f}, expected {formula:.3f}")
+    return Row(
+        step,
+        trainer.parameters.items,
+        optimizer,
+        traffic,
+        part=trainer.part_of,
+        bubble=simulated,
+        check=check,
+    )
 
 
-class Pp1F1B(PpGpipe):
-    """Lesson 16: one forward, one backward; no more micro-batches at once than there are stages to come."""
-
-    name = "PP, 1F1B"
-    schedule = "1F1B"
-
-    def most_at_once(self) -> int:
-        return min(self.ranks - self.group.rank, self.cfg.micro_batches)
+# What divides the sequence.
 
 
-class CpRing(Strategy):
-    """Lesson 20: 1/N of the sequence on each rank; keys and values go round."""
+def loss_of_tokens(job: Job, model: nn.Module, way: str, mesh: DeviceMesh, *data: str) -> Callable:
+    """What this rank's tokens add to the loss: their sum, divided by the labels of *all* ranks."""
 
-    name = "CP, ring"
-    way = "ring"
-    share = 1.0  # a rank's loss is its part of the sum
+    def loss_of(number: int) -> torch.Tensor:
+        tokens, labels = job.rows(number, *place(mesh, *data))
+        tokens, labels = context_parallel.part_of_batch(tokens, labels, way, mesh.get_group("cp"))
+        return loss_sum(model(tokens), labels) / job.all_labels
 
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"cp": ranks}
-
-    def build(self, model: GPT) -> None:
-        super().build(context_parallel.split_context(model, self.way, self.mesh.get_group("cp")))
-
-    def loss(self, number: int) -> torch.Tensor:
-        tokens, labels = self.own_rows(number)
-        own = context_parallel.part_of_batch(tokens, labels, self.way, self.mesh.get_group("cp"))
-        own_tokens, own_labels = own
-        return loss_sum(self.model(own_tokens), own_labels) / labels.numel()
-
-    def after_backward(self) -> None:
-        context_parallel.sum_gradients(self.model, self.mesh.get_group("cp"))
-
-    def traffic(self) -> Traffic:
-        """To N - 1 ranks: keys and values, forward and backward, and their gradients."""
-        messages = 3 * (self.ranks - 1) * self.cfg.gpt.layers
-        own_keys = self.activations(self.cfg.rows) // self.ranks
-        passed_on = (messages, messages * 2 * own_keys)
-        return {
-            ("cp", "send"): passed_on,
-            ("cp", "recv"): passed_on,
-            ("cp", "all_reduce"): (1, self.truth.size),
-        }
+    return loss_of
 
 
-class CpUlysses(CpRing):
+def sends_of_ring(job: Job, rows: int, ranks: int) -> tuple[int, int]:
+    """To N - 1 ranks: keys and values, forward and backward, and their gradients."""
+    messages = 3 * (ranks - 1) * job.cfg.gpt.layers
+    return messages, messages * 2 * job.activations(rows) // ranks
+
+
+def cp(job: Job, way: str, traffic: Traffic) -> Row:
+    """Lesson 20: 1/N of the sequence on each rank. Their gradients are averaged as DDP does it."""
+    n = job.group.world_size
+    mesh = job.mesh(cp=n)
+    model = context_parallel.split_context(job.model(), way, mesh.get_group("cp"))
+    optimizer = job.adam(model.parameters())
+    copies = DistributedDataParallel(model, process_group=mesh.get_group("cp"))
+    part_of_loss = loss_of_tokens(job, copies, way, mesh)
+    step = steps_of(optimizer, lambda number: n * part_of_loss(number))  # DDP divides by the ranks
+    traffic |= {("cp", "all_reduce"): (buckets(job), job.truth.size)}
+    return Row(step, model.named_parameters, optimizer, traffic, share=1 / n)
+
+
+def cp_ring(job: Job) -> Row:
+    """Lesson 20: keys and values go round."""
+    messages = sends_of_ring(job, job.cfg.rows, job.group.world_size)
+    return cp(job, "ring", {("cp", "send"): messages, ("cp", "recv"): messages})
+
+
+def cp_ulysses(job: Job) -> Row:
     """Lesson 20: for attention, each rank has all of the sequence and 1/N of the heads."""
-
-    name = "CP, Ulysses"
-    way = "Ulysses"
-
-    def traffic(self) -> Traffic:
-        """Queries, keys, values in one, and the output; their gradients come back."""
-        layers = self.cfg.gpt.layers
-        own = self.activations(self.cfg.rows) // self.ranks
-        return {
-            ("cp", "all_to_all"): (4 * layers, layers * 2 * (3 + 1) * own),
-            ("cp", "all_reduce"): (1, self.truth.size),
-        }
+    layers = job.cfg.gpt.layers
+    own = job.activations(job.cfg.rows) // job.group.world_size
+    # Queries, keys, values in one, and the output; their gradients come back.
+    return cp(job, "Ulysses", {("cp", "all_to_all"): (4 * layers, layers * 2 * (3 + 1) * own)})
 
 
-class Ep(Strategy):
-    """Lesson 21: some experts on each rank; its rows of tokens travel to those that they chose."""
-
-    name = "EP"
-    data = ("ep",)
-    experts = True
-    even = False  # who gets how many rows, the router decides
-    share = 1.0
-
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"ep": ranks}
-
-    def build(self, model: GPT) -> None:
-        super().build(expert_parallel.spread_experts(model, self.mesh.get_group("ep")))
-
-    def loss(self, number: int) -> torch.Tensor:
-        tokens, labels = self.own_rows(number)
-        return loss_sum(self.model(tokens), labels) / (labels.numel() * self.ranks)
-
-    def after_backward(self) -> None:
-        expert_parallel.reduce_gradients(self.model, self.mesh.get_group("ep"))
-
-    def parameter_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return expert_parallel.part_in(self.mesh.get_group("ep"))(name, whole)
-
-    def traffic(self) -> Traffic:
-        """The mean over the ranks: counts, then rows there and back, and their gradients."""
-        cfg = self.cfg
-        rows = cfg.k * self.activations(cfg.rows) // self.ranks
-        counts = 8 * cfg.experts
-        layers = cfg.gpt.layers
-        dense = [p for name, p in self.truth.start.items() if not expert_parallel.is_expert(name)]
-        return {
-            ("ep", "all_to_all"): (5 * layers, layers * (counts + 4 * rows)),
-            ("ep", "all_reduce"): (1, sum(p.nbytes for p in dense)),
-        }
+# Several at once.
 
 
-class FsdpTp(Fsdp, Tp):
+def sum_gradients_only(model: nn.Module) -> None:
+    """FSDP adds up, and divides by nothing: each rank has divided its loss by the labels of all ranks.
+
+    torchtitan does so, too (``disable_fsdp_gradient_division``). A factor other than the default is a
+    PREMUL_SUM, which gloo does not have; "force sum" makes it a plain sum.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+
+
+def fsdp_cp(job: Job) -> Row:
+    """Parts of a sequence along cp, other rows along dp; shards over both, joined into one dimension."""
+    mesh = job.mesh(dp=job.group.world_size // 2, cp=2)
+    joined = mesh["dp", "cp"]._flatten("dp_cp")
+    job.note("dp_cp", joined.get_group())
+    model = context_parallel.split_context(job.model(), "ring", mesh.get_group("cp"))
+    shard_units(model, model.blocks, joined)
+    sum_gradients_only(model)
+    optimizer = job.adam(model.parameters())
+    n = joined.size()
+    gathers, scatters = gathers_and_scatters(
+        len(model.blocks), job.truth.size, job.bytes_of(whole, in_blocks), n
+    )
+    messages = sends_of_ring(job, job.cfg.rows // mesh["dp"].size(), 2)
+    traffic = {
+        ("dp_cp", "all_gather"): gathers,
+        ("dp_cp", "reduce_scatter"): scatters,
+        ("cp", "send"): messages,
+        ("cp", "recv"): messages,
+    }
+    return Row(
+        steps_of(optimizer, loss_of_tokens(job, model, "ring", mesh, "dp")),
+        model.named_parameters,
+        optimizer,
+        traffic,
+        part=lambda name, tensor: tensor.chunk(n)[joined.get_local_rank()],
+    )
+
+
+def fsdp_tp(job: Job, data: tuple[str, ...] = ("dp",)) -> Row:
     """FSDP of what TP leaves on a rank. A group of tp reads the same rows."""
-
-    name = "FSDP x TP"
-
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"dp": ranks // 2, "tp": 2}
-
-    def build(self, model: GPT) -> None:
-        tensor_parallel.split_gpt(model, self.mesh.get_group("tp"))
-        self.shard_units(model, list(model.blocks), "dp")
-
-    def unsharded_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return Tp.parameter_part(self, name, whole)
-
-    def traffic(self) -> Traffic:
-        own_rows = self.cfg.rows // self.sizes["dp"]
-        return Fsdp.traffic(self) | {("tp", "all_reduce"): self.all_reduces(own_rows)}
+    mesh = job.mesh(dp=job.group.world_size // 2, tp=2)
+    group = mesh.get_group("tp")
+    model = tensor_parallel.split_gpt(job.model(), group)
+    shard_units(model, model.blocks, mesh["dp"])
+    optimizer = job.adam(model.parameters())
+    of_tp = tensor_parallel.part_in(group)
+    index, n = place(mesh, "dp")
+    gathers, scatters = gathers_and_scatters(
+        len(model.blocks), job.bytes_of(of_tp), job.bytes_of(of_tp, in_blocks), n
+    )
+    traffic = {
+        ("dp", "all_gather"): gathers,
+        ("dp", "reduce_scatter"): scatters,
+        ("tp", "all_reduce"): all_reduces_of_tp(job, len(model.blocks), job.cfg.rows // n),
+    }
+    return Row(
+        steps_of(optimizer, loss_over_tp(job, model, group, *place(mesh, *data))),
+        model.named_parameters,
+        optimizer,
+        traffic,
+        part=lambda name, tensor: of_tp(name, tensor).chunk(n)[index],
+        share=1 / job.group.world_size,
+    )
 
 
 class Stage(nn.Module):
@@ -709,101 +663,195 @@ class FsdpPipeline(Pipeline):
         super().backward(stage, number)
 
 
-class PpFsdpTp(FsdpTp):
+def pp_fsdp_tp(job: Job) -> Row:
     """A stage of the pipeline, split over tp, and the rest sharded over dp."""
+    cfg, gpt, ranks = job.cfg, job.cfg.gpt, job.group.world_size
+    mesh = job.mesh(pp=2, dp=ranks // 4, tp=2)
+    job.dimension_of[tuple(range(ranks))] = "pp"  # its messages go through the world's group
+    group = mesh.get_group("tp")
+    number, stages = place(mesh, "pp")
+    index, n = place(mesh, "dp")
+    stage = Stage(tensor_parallel.split_gpt(job.model(), group), number, stages)
+    # Shards stay gathered between forward and backward, or each micro-batch would gather them again.
+    shard_units(stage, stage.blocks.values(), mesh["dp"], reshard_after_forward=False)
+    optimizer = job.adam(stage.parameters())
+    micro_batches = cfg.micro_batches // n
+    plan = pipelines.plan_of("1F1B", stages, micro_batches)
+    owner = dist.get_process_group_ranks(mesh.get_group("pp"))  # ranks of the world, by stage
+    pipeline = FsdpPipeline({number: stage}, owner, job.group.device, gpt.dtype, timedelta(seconds=60))
+    shapes = [torch.Size((cfg.rows // cfg.micro_batches, gpt.context, gpt.width))] * micro_batches
 
-    name = "PP x FSDP x TP"
+    def step(step_number: int) -> torch.Tensor:
+        tokens, labels = job.rows(step_number, index, n)
+        pieces = labels.chunk(micro_batches)
 
-    def mesh_sizes(self, ranks: int) -> Sizes:
-        return {"pp": 2, "dp": ranks // 4, "tp": 2}
+        def share_of_loss(micro_batch: int, logits: torch.Tensor) -> torch.Tensor:
+            own = pieces[micro_batch]
+            return tensor_parallel.vocabulary_parallel_loss_sum(logits, own, group) / labels.numel()
 
-    def build(self, model: GPT) -> None:
-        stages = self.sizes["pp"]
-        self.number = self.mesh.get_local_rank("pp")
-        tensor_parallel.split_gpt(model, self.mesh.get_group("tp"))
-        stage = Stage(model, self.number, stages)
-        # Shards stay gathered between forward and backward, or each micro-batch would gather them again.
-        self.shard_units(stage, list(stage.blocks.values()), "dp", reshard_after_forward=False)
-        self.micro_batches = self.cfg.micro_batches // self.sizes["dp"]
-        plan = pipelines.plan_of("1F1B", stages, self.micro_batches)
-        self.bubble = bubble(simulate(plan, self.micro_batches).spans, stages)
-        self.actions = plan[self.number]
-        owner = dist.get_process_group_ranks(self.mesh.get_group("pp"))  # ranks of the world, by stage
-        gpt = self.cfg.gpt
-        self.pipeline = FsdpPipeline(
-            {self.number: stage}, owner, self.group.device, gpt.dtype, timedelta(seconds=60)
+        optimizer.zero_grad()
+        loss = pipeline.step(plan[number], list(tokens.chunk(micro_batches)), shapes, share_of_loss)
+        tied = local_of(stage.tokens.weight.grad)  # both stages of two have the tied weight
+        dist.all_reduce(tied, group=mesh.get_group("pp"))
+        optimizer.step()
+        return loss
+
+    names = {name for name, _ in stage.named_parameters()}
+    of_tp = tensor_parallel.part_in(group)
+
+    def of_stage(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        return of_tp(name, tensor) if name in names else None
+
+    def part(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        own = of_stage(name, tensor)
+        return None if own is None else own.chunk(n)[index]
+
+    blocks, rows = len(stage.blocks), cfg.rows // n
+    of_activations = 4 * blocks + 1  # the last is g of the embedding in the first stage, f of the head
+    of_loss = 3 if stage.last else 0
+    per_token = rows * gpt.context * gpt.dtype.itemsize
+    everything = job.bytes_of(of_stage)
+    messages = (micro_batches, job.activations(rows))
+    traffic = {
+        ("dp", "all_gather"): (1 + blocks, everything // n),  # once, for all micro-batches
+        ("dp", "reduce_scatter"): (1 + blocks, everything),
+        ("tp", "all_reduce"): (
+            (of_activations + of_loss) * micro_batches,
+            of_activations * job.activations(rows) + of_loss * per_token,
+        ),
+        ("pp", "send"): messages,
+        ("pp", "recv"): messages,
+        ("pp", "all_reduce"): (1, part("tokens.weight", job.truth.start["tokens.weight"]).nbytes),
+    }
+    return Row(
+        step,
+        stage.named_parameters,
+        optimizer,
+        traffic,
+        part=part,
+        share=1 / (n * 2),  # one stage has the loss, the other 0; the ranks of tp have the same
+        bubble=bubble(simulate(plan, micro_batches).spans, stages),
+    )
+
+
+# With experts in place of each MLP: another model, which has a row of one process of its own.
+
+
+def loss_of_rows(job: Job, model: nn.Module, mesh: DeviceMesh, name: str) -> Callable:
+    """What this rank's rows add to the loss: their sum, divided by the labels of *all* ranks."""
+
+    def loss_of(number: int) -> torch.Tensor:
+        tokens, labels = job.rows(number, *place(mesh, name))
+        return loss_sum(model(tokens), labels) / job.all_labels
+
+    return loss_of
+
+
+def exchanges(job: Job) -> tuple[int, int]:
+    """The mean over the ranks: counts, then routed tokens there and back, and their gradients."""
+    cfg = job.cfg
+    routed = cfg.k * job.activations(cfg.rows) // job.group.world_size
+    counts = 8 * cfg.experts
+    return 5 * cfg.gpt.layers, cfg.gpt.layers * (counts + 4 * routed)
+
+
+def is_dense(name: str) -> bool:
+    return not expert_parallel.is_expert(name)
+
+
+def ep(job: Job) -> Row:
+    """Lesson 21: some experts on each rank; tokens travel to those that they chose."""
+    mesh = job.mesh(ep=job.group.world_size)
+    group = mesh.get_group("ep")
+    model = expert_parallel.spread_experts(job.model(), group)
+    optimizer = job.adam(model.parameters())
+    reduce = partial(expert_parallel.reduce_gradients, model, group)
+    traffic = {
+        ("ep", "all_to_all"): exchanges(job),
+        ("ep", "all_reduce"): (1, job.bytes_of(whole, is_dense)),
+    }
+    return Row(
+        steps_of(optimizer, loss_of_rows(job, model, mesh, "ep"), reduce),
+        model.named_parameters,
+        optimizer,
+        traffic,
+        part=expert_parallel.part_in(group),
+        even=False,  # who gets how many tokens, the router decides
+    )
+
+
+def fsdp_ep(job: Job) -> Row:
+    """Two meshes over the same ranks: experts are divided along ep and efsdp, all else is sharded along dp.
+
+    One ``fully_shard`` of a block shards both kinds; torchtitan does it so. A gradient of an expert is the
+    sum over its ep group already, one of the rest is not: so nobody divides by a number of ranks.
+    """
+    ranks = job.group.world_size
+    dense, sparse = job.mesh(dp=ranks), job.mesh(efsdp=ranks // 2, ep=2)
+    model = expert_parallel.spread_experts(job.model(), sparse.get_group("ep"))
+    of_experts = ShardPlacementResult(Shard(0), FSDPMeshInfo(sparse["efsdp"], shard_mesh_dim=0))
+    for block in model.blocks:
+        experts = set(block.mlp.experts.parameters())
+        fully_shard(
+            block,
+            mesh=dense,
+            shard_placement_fn=lambda p, experts=experts: of_experts if p in experts else None,
         )
-        self.dimension_of[tuple(range(self.ranks))] = "pp"  # its messages go through the world's group
-        self.shapes = [torch.Size((self.cfg.rows // self.cfg.micro_batches, gpt.context, gpt.width))]
+    fully_shard(model, mesh=dense)
+    sum_gradients_only(model)
+    optimizer = job.adam(model.parameters())
+    of_ep = expert_parallel.part_in(sparse.get_group("ep"))
+    layers, efsdp = len(model.blocks), sparse["efsdp"].size()
 
-    def step(self, number: int) -> torch.Tensor:
-        tokens, labels = self.own_rows(number)
-        pieces = labels.chunk(self.micro_batches)
+    def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        index, parts = place(dense, "dp") if is_dense(name) else place(sparse, "efsdp")
+        return of_ep(name, tensor).chunk(parts)[index]
 
-        def by_tokens(micro_batch: int, logits: torch.Tensor) -> torch.Tensor:
-            of_labels = pieces[micro_batch]
-            tp = self.mesh.get_group("tp")
-            total = tensor_parallel.vocabulary_parallel_loss_sum(logits, of_labels, tp)
-            return total / labels.numel()
-
-        self.optimizer.zero_grad()
-        inputs = list(tokens.chunk(self.micro_batches))
-        shapes = self.shapes * self.micro_batches
-        loss = self.pipeline.step(self.actions, inputs, shapes, by_tokens)
-        tied = local_of(self.model.tokens.weight.grad)  # both stages of two have the tied weight
-        dist.all_reduce(tied, group=self.mesh.get_group("pp"))
-        self.optimizer.step()
-        return (
-            loss * self.sizes["pp"]
-        )  # one stage has it, the others have 0; so the mean over all ranks is it
-
-    def unsharded_part(self, name: str, whole: torch.Tensor) -> torch.Tensor | None:
-        return super().unsharded_part(name, whole) if name in self.parameters() else None
-
-    def traffic(self) -> Traffic:
-        everything, _ = self.unsharded_bytes()
-        blocks = len(self.model.blocks)
-        dp = self.sizes["dp"]
-        rows = self.cfg.rows // dp
-        of_activations = 4 * blocks + 1  # the last is g of the embedding in the first stage, f of the head
-        of_loss = 3 if self.model.last else 0
-        calls = (of_activations + of_loss) * self.micro_batches
-        size = of_activations * self.activations(rows) + of_loss * self.per_token(rows)
-        messages = (self.micro_batches, self.activations(rows))
-        tied = self.parameter_part("tokens.weight", self.truth.start["tokens.weight"])
-        return {
-            ("dp", "all_gather"): (1 + blocks, everything // dp),  # once, for all micro-batches
-            ("dp", "reduce_scatter"): (1 + blocks, everything),
-            ("tp", "all_reduce"): (calls, size),
-            ("pp", "send"): messages,
-            ("pp", "recv"): messages,
-            ("pp", "all_reduce"): (1, tied.numel() * tied.element_size()),
-        }
+    everything = job.bytes_of(whole, is_dense)
+    dense_blocks = job.bytes_of(whole, lambda name: is_dense(name) and in_blocks(name))
+    own_experts = job.bytes_of(of_ep, expert_parallel.is_expert)
+    gathers, scatters = gathers_and_scatters(layers, everything, dense_blocks, ranks)
+    traffic = {
+        ("dp", "all_gather"): gathers,
+        ("dp", "reduce_scatter"): scatters,
+        ("efsdp", "all_gather"): (2 * layers, 2 * own_experts // efsdp),
+        ("efsdp", "reduce_scatter"): (layers, own_experts),
+        ("ep", "all_to_all"): exchanges(job),
+    }
+    return Row(
+        steps_of(optimizer, loss_of_rows(job, model, dense, "dp")),
+        model.named_parameters,
+        optimizer,
+        traffic,
+        part=part,
+        even=False,
+    )
 
 
-ROWS: list[type[Strategy]] = [
-    Strategy,
-    ByHand,
-    Ddp,
-    Zero1Row,
-    Zero2Row,
-    Fsdp,
-    Hsdp,
-    Tp,
-    TpSp,
-    PpGpipe,
-    Pp1F1B,
-    CpRing,
-    CpUlysses,
-    Ep,
-    FsdpTp,
-]
-ROWS_OF_8: list[type[Strategy]] = [PpFsdpTp]
+Build = Callable[[Job], Row]
+ROWS: dict[str, Build] = {
+    "single": single,
+    "DDP": ddp,
+    "DDP, 2 micro-batches": ddp_in_micro_batches,
+    "ZeRO-1": zero_1,
+    "FSDP": fsdp,
+    "FSDP, checkpointing": fsdp_recomputing,
+    "HSDP": hsdp,
+    "TP": tp,
+    "TP + SP": tp_sp,
+    "PP, 1F1B": pp_1f1b,
+    "CP, ring": cp_ring,
+    "CP, Ulysses": cp_ulysses,
+    "FSDP x CP": fsdp_cp,
+    "FSDP x TP": fsdp_tp,
+}
+ROWS_WITH_EXPERTS: dict[str, Build] = {"single, experts": single, "EP": ep, "FSDP x EP": fsdp_ep}
+ROWS_OF_8: dict[str, Build] = {"PP x FSDP x TP": pp_fsdp_tp}
 
 
-def rows_for(ranks: int) -> list[type[Strategy]]:
+def rows_for(ranks: int) -> dict[str, Build]:
     """The rows that run with so many ranks."""
-    rows = {4: ROWS, 8: ROWS_OF_8}.get(ranks)
+    rows = {4: ROWS | ROWS_WITH_EXPERTS, 8: ROWS_OF_8}.get(ranks)
     if rows is None:
         raise InputError(f"the table runs with 4 ranks, its last row with 8, not with {ranks}")
     return rows
@@ -817,23 +865,33 @@ class Truths:
         self.cfg = cfg
         self.made: dict[bool, Truth] = {}
 
-    def of(self, row: type[Strategy]) -> Truth:
-        if row.experts not in self.made:
-            model = new_model(self.cfg, row.experts).to(self.group.device)
-            self.made[row.experts] = Truth(model, self.group, self.cfg)
-        return self.made[row.experts]
+    def of(self, experts: bool) -> Truth:
+        if experts not in self.made:
+            model = new_model(self.cfg, experts).to(self.group.device)
+            self.made[experts] = Truth(model, self.group, self.cfg)
+        return self.made[experts]
+
+    @property
+    def size(self) -> int:
+        """S: the bytes of all parameters of the transformer without experts, the unit of *all* rows."""
+        return self.of(experts=False).size
+
+    def job(self, name: str) -> Job:
+        experts = name in ROWS_WITH_EXPERTS
+        return Job(self.of(experts), experts, self.group, self.cfg)
 
 
 def main(cfg: Config) -> None:
     """One step of each row. lab_22_table.py looks at them closely."""
     with process_group(timeout_s=60) as group:
         truths = Truths(group, cfg)
-        for row in rows_for(group.world_size):
-            truth = truths.of(row)
-            strategy = row(truth, group, cfg)
-            step = strategy.finish_step(strategy.step(0))
-            assert_equal(f"{row.name}: loss", step.loss, truth.steps[0].loss, cfg.tolerance)
-            print_on_rank_0(f"{row.name:15} loss {step.loss:.6f}, as one process")
+        for name, build in rows_for(group.world_size).items():
+            job = truths.job(name)
+            row = build(job)
+            loss = row.step(0) * row.share
+            dist.all_reduce(loss)
+            assert_equal(f"{name}: loss", loss, job.truth.steps[0].loss, cfg.tolerance)
+            print_on_rank_0(f"{name:20} loss {loss:.6f}, as one process")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table: parity, calls, bytes, storage and bubble of every strategy, each held against its formula.
+"""The table: parity, calls, bytes, storage and peak of every strategy, held against formulas.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_table.py
 Written by:  notebooks/22_device_mesh.ipynb
@@ -7,22 +7,35 @@ With 8 ranks: PP x FSDP x TP. ``--only "FSDP x TP" --only DDP`` runs these rows,
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from lab_22_strategies import Config, Strategy, Traffic, Truths, rows_for
+from lab_22_strategies import Build, Config, Job, Row, Traffic, Truths, kinds, rows_for
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
-from shared.comm.record import CommRecord, record
+from shared.comm.kernel import wire_bytes
+from shared.comm.record import Call, CommRecord, record
 from shared.runtime.errors import CourseError, InputError, ParityError
-from shared.runtime.group import process_group
+from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
+from shared.training.gpt import GPT, loss_sum, token_batch
 from shared.training.one_process import Step, assert_same_training
-from shared.training.storages import PeakByKind, local_of
+from shared.training.storages import OTHER, PeakByKind, local_of
 
 SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "A2A", "send": "sends"}
+BUFFERS = "copies of gradients"  # in which they travel
+ACTIVATIONS = "activations and the rest"
+DATA = {"dp", "replicate", "shard", "dp_cp", "efsdp", "cp", "ep"}  # along these, gradients are added up
+MEETS_GRADIENTS = ("all_reduce", "reduce_scatter")
 
 
 class Held:
@@ -38,18 +51,129 @@ class Held:
         return []
 
 
-def global_norm(strategy: Strategy) -> torch.Tensor:
+@dataclass
+class Note:
+    """A storage that is neither parameter nor gradient nor optimizer state."""
+
+    size: int
+    carries_gradients: bool = False  # known only when it is sent
+
+
+class Memory(PeakByKind):
+    """A ``PeakByKind`` that tells copies of gradients from activations, and looks when a backward begins."""
+
+    def __init__(self, held: Held, optimizer: torch.optim.Optimizer) -> None:
+        self.notes = WeakIdKeyDictionary()  # {storage: Note}
+        self.others_at_peak: list[Note] = []
+        self.before_backward: list[list[Note]] = []
+        super().__init__(held, optimizer)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+        before = self.peak
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        if self.peak > before:
+            self.others_at_peak = self.others()
+        return result
+
+    def others(self) -> list[Note]:
+        held = [*self.model.parameters(), *self._optimizer_state()]
+        held += [p.grad for p in self.model.parameters() if p.grad is not None]
+        known = {local_of(tensor).untyped_storage()._cdata for tensor in held}
+        return [self.note(one) for one in self.alive if one._cdata not in known]
+
+    def note(self, storage: torch.UntypedStorage) -> Note:
+        note = self.notes.setdefault(storage, Note(0))
+        note.size = storage.nbytes()
+        return note
+
+    def carries_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self.note(local_of(tensor).untyped_storage()).carries_gradients = True
+
+    def peak_by_kind(self) -> dict[str, int]:
+        found = dict(self.at_peak)
+        rest = found.pop(OTHER)
+        copies = sum(note.size for note in self.others_at_peak if note.carries_gradients)
+        return found | {BUFFERS: copies, ACTIVATIONS: rest - copies}
+
+    def left_for_backward(self) -> int:
+        """The most bytes of activations, gathered parameters among them, at the start of a backward."""
+        sums = [
+            sum(note.size for note in notes if not note.carries_gradients) for notes in self.before_backward
+        ]
+        return max(sums)
+
+
+class Watch(CommRecord):
+    """A record that tells ``memory`` which tensors carry gradients: what data dimensions add up."""
+
+    def __init__(self, memory: Memory, job: Job) -> None:
+        super().__init__()
+        self.memory = memory
+        self.job = job
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+        calls = len(self.events)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for call in self.events[calls:]:
+            if call.op in MEETS_GRADIENTS and dimension(self.job, call) in DATA:
+                tensors = [one for one in tree_leaves(args) if torch.is_tensor(one)]
+                self.memory.carries_gradients(tensors)
+        return result
+
+
+@contextmanager
+def look_before_backward(memory: Memory) -> Iterator[None]:
+    """Have ``memory`` look whenever a backward begins."""
+    backward = torch.autograd.backward
+
+    def after_a_look(*args, **kwargs) -> None:
+        memory.bytes_alive()
+        memory.before_backward.append(memory.others())
+        backward(*args, **kwargs)
+
+    torch.autograd.backward = after_a_look
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+
+
+def dimension(job: Job, call: Call) -> str:
+    if call.ranks not in job.dimension_of:
+        raise CourseError(f"a {call.op} among ranks {call.ranks}, no group of the mesh {job.dimensions}")
+    return job.dimension_of[call.ranks]
+
+
+def gradients_of(row: Row) -> dict[str, torch.Tensor]:
+    if row.gradients is not None:
+        return row.gradients()
+    return {name: p.grad for name, p in row.named()}
+
+
+def copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: local_of(one).detach().clone() for name, one in tensors}
+
+
+def finish_step(row: Row, loss: torch.Tensor) -> Step:
+    """What a step has left behind here; the loss is that of the whole batch. Collective."""
+    total = loss * row.share
+    dist.all_reduce(total)
+    return Step(total, copied(gradients_of(row).items()), copied(row.named()))
+
+
+def global_norm(row: Row, job: Job) -> torch.Tensor:
     """The norm of the whole gradient, from what each rank holds of it. Collective; taught in this lesson.
 
     A number of the gradient may lie on several ranks. Each of them adds its square divided by the number of
     these ranks, so that the sum over all ranks has it once, however a strategy divides and repeats.
     """
-    held = {name: local_of(gradient) for name, gradient in strategy.gradients().items()}
-    whole = strategy.truth.start
+    held = {name: local_of(gradient) for name, gradient in gradients_of(row).items()}
+    whole = job.truth.start
     numbers = torch.tensor([held[name].numel() if name in held else 0 for name in whole])
-    numbers = numbers.to(strategy.group.device)
+    numbers = numbers.to(job.group.device)
     dist.all_reduce(numbers)
-    total = torch.zeros((), dtype=strategy.cfg.gpt.dtype, device=strategy.group.device)
+    total = torch.zeros((), dtype=job.cfg.gpt.dtype, device=job.group.device)
     for (name, parameter), count in zip(whole.items(), numbers.tolist(), strict=True):
         if count % parameter.numel():
             raise CourseError(f"{name}: the ranks hold {count} numbers of {parameter.numel()}")
@@ -59,13 +183,11 @@ def global_norm(strategy: Strategy) -> torch.Tensor:
     return total.sqrt()
 
 
-def found_traffic(strategy: Strategy, log: CommRecord) -> dict[str, dict[str, dict[str, float]]]:
+def found_traffic(job: Job, log: CommRecord) -> dict[str, dict[str, dict[str, float]]]:
     """{dimension: {collective: {"calls", "bytes" handed in, "by_rule": bytes to be sent}}} of a step."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for call in log.calls:
-        if call.ranks not in strategy.dimension_of:
-            raise CourseError(f"{strategy.name}: a {call.op} among ranks {call.ranks}, no group of its mesh")
-        of_dimension = found.setdefault(strategy.dimension_of[call.ranks], {})
+        of_dimension = found.setdefault(dimension(job, call), {})
         row = of_dimension.setdefault(call.op, {"calls": 0, "bytes": 0, "by_rule": 0.0})
         row["calls"] += 1
         row["bytes"] += call.bytes
@@ -73,17 +195,17 @@ def found_traffic(strategy: Strategy, log: CommRecord) -> dict[str, dict[str, di
     return found
 
 
-def check_traffic(strategy: Strategy, found: dict) -> None:
-    """Hold calls and bytes against the formula; a strategy that is not even, in the sum over the ranks."""
+def check_traffic(name: str, row: Row, found: dict) -> None:
+    """Hold calls and bytes against the formula; a row that is not even, in the sum over the ranks."""
     mine = {}
-    for dimension, kinds in found.items():
-        for op, row in kinds.items():
-            mine[dimension, op] = (row["calls"], row["bytes"])
-    expected = {key: counts for key, counts in strategy.traffic().items() if counts[0]}
-    if not strategy.even:
+    for along, ops in found.items():
+        for op, counts in ops.items():
+            mine[along, op] = (counts["calls"], counts["bytes"])
+    expected = {key: counts for key, counts in row.traffic.items() if counts[0]}
+    if not row.even:
         mine, expected = summed(mine), summed(expected)
     if mine != expected:
-        raise CourseError(f"{strategy.name}: a step calls {in_words(mine)}, expected {in_words(expected)}")
+        raise CourseError(f"{name}: a step calls {in_words(mine)}, expected {in_words(expected)}")
 
 
 def summed(traffic: Traffic) -> Traffic:
@@ -99,99 +221,169 @@ def summed(traffic: Traffic) -> Traffic:
 
 
 def in_words(traffic: Traffic) -> str:
-    parts = [f"{dimension} {op} {counts}" for (dimension, op), counts in sorted(traffic.items())]
+    parts = [f"{along} {op} {counts}" for (along, op), counts in sorted(traffic.items())]
     return ", ".join(parts) or "nothing"
 
 
-def check_keeps(strategy: Strategy, memory: PeakByKind) -> dict[str, int]:
+def check_keeps(name: str, row: Row, job: Job, memory: Memory) -> dict[str, int]:
     """Hold what is in store after a step against the formula."""
     found = memory.by_kind()
-    expected = strategy.keeps()
+    expected = row.keeps or keeps_of_parts(row, job)
     for kind, size in expected.items():
         if found[kind] != size:
-            raise CourseError(f"{strategy.name}: {kind} of {found[kind]:,} bytes, expected {size:,}")
+            raise CourseError(f"{name}: {kind} of {found[kind]:,} bytes, expected {size:,}")
     return {kind: found[kind] for kind in expected}
 
 
-def check_parity(strategy: Strategy, ours: list[Step]) -> float:
+def keeps_of_parts(row: Row, job: Job) -> dict[str, int]:
+    parameters = job.bytes_of(row.part)
+    gradients = job.bytes_of(row.gradient_part or row.part)
+    return kinds(parameters, gradients, parameters, len(dict(row.named())))
+
+
+def check_parity(name: str, row: Row, job: Job, ours: list[Step]) -> float:
     """Loss, every gradient and every parameter after each step, and the norm of the last gradient."""
-    tolerance = strategy.cfg.tolerance
-    alone = strategy.truth.steps
+    tolerance = job.cfg.tolerance
+    alone = job.truth.steps
     gradients = [Step(step.loss, step.gradients) for step in ours]
     parameters = [Step(step.loss, {}, step.parameters) for step in ours]
     alone_gradients = [Step(step.loss, step.gradients) for step in alone]
     alone_parameters = [Step(step.loss, {}, step.parameters) for step in alone]
+    gradient_part = row.gradient_part or row.part
     largest = max(
-        assert_same_training(strategy.name, gradients, alone_gradients, tolerance, strategy.gradient_part),
-        assert_same_training(strategy.name, parameters, alone_parameters, tolerance, strategy.parameter_part),
+        assert_same_training(name, gradients, alone_gradients, tolerance, gradient_part),
+        assert_same_training(name, parameters, alone_parameters, tolerance, row.part),
     )
-    norm = global_norm(strategy)
-    off = abs((norm - strategy.truth.norms[-1]).item())
+    norm = global_norm(row, job)
+    off = abs((norm - job.truth.norms[-1]).item())
     if not off <= tolerance:
-        raise ParityError(f"{strategy.name}: the norm of the gradient is {norm:.6f}, off by {off:.1e}")
+        raise ParityError(f"{name}: the norm of the gradient is {norm:.6f}, off by {off:.1e}")
     return max(largest, off)
 
 
-def prove(strategy: Strategy) -> dict:
+def check_wire(name: str, asked: float, wire: int | None) -> None:
+    """Nobody sends less than the rule says; the rule is the least."""
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (asked, wire))
+    if wire is not None and sum(w for _, w in everyone) < sum(a for a, _ in everyone):
+        raise CourseError(
+            f"{name}: {everyone} asked for and on the wire, expected is at least what was asked"
+        )
+
+
+def check_left(name: str, row: Row, found: int) -> int:
+    """Bytes that forward has left for backward."""
+    if row.left_at_most is not None and found > row.left_at_most:
+        raise CourseError(f"{name}: forward leaves {found:,} bytes, expected at most {row.left_at_most:,}")
+    return found
+
+
+def prove(name: str, build: Build, job: Job) -> dict:
     """Train, compare, and measure the last step: the numbers of this rank."""
-    ours = []
-    for number in range(strategy.cfg.steps - 1):
-        ours.append(strategy.finish_step(strategy.step(number)))
-    held = Held([*strategy.parameters().values(), *strategy.also_held()])
-    with record() as log, PeakByKind(held, strategy.optimizer) as memory:
-        loss = strategy.step(strategy.cfg.steps - 1)
-    ours.append(strategy.finish_step(loss))
-    traffic = found_traffic(strategy, log)
-    check_traffic(strategy, traffic)
-    strategy.check()
+    row = build(job)
+    *unseen, warm, last = range(job.cfg.steps)
+    ours = [finish_step(row, row.step(number)) for number in unseen]
+    memory = Memory(Held([p for _, p in row.named()]), row.optimizer)
+    with memory, Watch(memory, job):  # so that buffers which outlive a step, such as DDP's buckets, are known
+        loss = row.step(warm)
+    ours.append(finish_step(row, loss))
+    del loss
+    memory.reset_peak()
+    watch = Watch(memory, job)
+    dist.barrier()
+    before = wire_bytes()
+    with look_before_backward(memory), memory, watch:
+        loss = row.step(last)
+    dist.barrier()
+    wire = None if before is None else wire_bytes() - before
+    ours.append(finish_step(row, loss))
+    traffic = found_traffic(job, watch)
+    check_traffic(name, row, traffic)
+    row.check()
+    check_wire(name, watch.by_rule(), wire)
     return {
-        "difference": check_parity(strategy, ours),
-        "mesh": strategy.sizes,
-        "size": strategy.truth.size,
+        "difference": check_parity(name, row, job, ours),
+        "mesh": job.dimensions,
         "traffic": traffic,
-        "keeps": check_keeps(strategy, memory),
-        "at peak": memory.at_peak,
-        "bubble": strategy.bubble,
+        "asked": watch.by_rule(),
+        "wire": wire,
+        "keeps": check_keeps(name, row, job, memory),
+        "activations": check_left(name, row, memory.left_for_backward()),
+        "at peak": memory.peak_by_kind(),
+        "bubble": row.bubble,
     }
-
-
-def sent(row: dict) -> float:
-    """Bytes that this rank sends in a step, in the way that sends least."""
-    return sum(one["by_rule"] for kinds in row["traffic"].values() for one in kinds.values())
 
 
 def calls_in_words(row: dict) -> str:
     """Such as ``dp: 9 AG + 5 RS; tp: 21 AR``. What is received was sent by somebody, and is left out."""
     texts = []
-    for dimension in row["mesh"]:
-        kinds = row["traffic"].get(dimension, {})
-        counts = [f"{kinds[op]['calls']} {short}" for op, short in SHORT.items() if op in kinds]
-        texts.append(f"{dimension}: {' + '.join(counts)}")
+    for along in row["mesh"]:
+        ops = row["traffic"].get(along, {})
+        counts = [f"{ops[op]['calls']} {short}" for op, short in SHORT.items() if op in ops]
+        if counts:
+            texts.append(f"{along}: {' + '.join(counts)}")
     return "; ".join(texts) or "none"
 
 
-def line_of(name: str, everyone: list[dict]) -> str:
-    """A line of the table. Where ranks differ, it shows the one that sends, or holds, the most."""
-    size = everyone[0]["size"]
-    most = max(everyone, key=sent)
-    kept = [max(row["keeps"][kind] for row in everyone) / size for kind in everyone[0]["keeps"]]
-    peak = max(sum(row["at peak"].values()) for row in everyone) / size
-    numbers = [sent(most) / size, *kept, peak, everyone[0]["bubble"]]
-    columns = " ".join(f"{number:6.2f}" for number in numbers)
-    return f"{name:15} {calls_in_words(most):48} {columns}"
+def most(everyone: list[dict], value: Callable[[dict], float]) -> float:
+    """Where ranks differ, the largest."""
+    return max(value(row) for row in everyone)
 
 
-HEADING = f"{'strategy':15} {'calls of a step':48} {'sends':>6} {'params':>6} {'grads':>6} {'state':>6}" + (
-    f" {'peak':>6} {'bubble':>6}"
+HEADING = f"{'strategy':20} {'calls of a step':43}" + "".join(
+    f" {name:>6}" for name in ("asked", "wire", "params", "grads", "state", "left", "peak", "copies")
 )
 
 
-def chosen(ranks: int, only: list[str]) -> list[type[Strategy]]:
+def line_of(name: str, everyone: list[dict], size: int) -> str:
+    """A line of the table. Where ranks differ, it shows the one that sends, or holds, the most."""
+    busiest = max(everyone, key=lambda row: row["asked"])
+    fullest = max(everyone, key=lambda row: sum(row["at peak"].values()))
+    numbers = [
+        busiest["asked"],
+        most(everyone, lambda row: row["wire"] or 0),
+        *(most(everyone, lambda row, kind=kind: row["keeps"][kind]) for kind in everyone[0]["keeps"]),
+        most(everyone, lambda row: row["activations"]),
+        sum(fullest["at peak"].values()),
+        fullest["at peak"][BUFFERS],
+    ]
+    columns = " ".join(f"{number / size:6.2f}" for number in numbers)
+    return f"{name:20} {calls_in_words(busiest):43} {columns}"
+
+
+def chosen(ranks: int, only: list[str]) -> dict[str, Build]:
     rows = rows_for(ranks)
-    unknown = sorted(set(only) - {row.name for row in rows})
+    unknown = sorted(set(only) - rows.keys())
     if unknown:
-        raise InputError(f"with {ranks} ranks there is no row {unknown[0]!r}: {[row.name for row in rows]}")
-    return [row for row in rows if not only or row.name in only]
+        raise InputError(f"with {ranks} ranks there is no row {unknown[0]!r}: {list(rows)}")
+    return {name: build for name, build in rows.items() if not only or name in only}
+
+
+def bytes_of_a_number(group: Group, cfg: Config) -> dict[str, float]:
+    """{kind of training: bytes that a rank has to send in a step, for each parameter}; types are mixed."""
+    short, gpt = torch.bfloat16, replace(cfg.gpt, dtype=torch.float32)
+    tokens, labels = (one.to(group.device) for one in token_batch(gpt, 1, group.rank))
+    autocast = partial(torch.autocast, group.device.type, short)
+
+    def sharded(policy: MixedPrecisionPolicy) -> GPT:
+        model = GPT(gpt).to(group.device)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+        return fully_shard(model, mp_policy=policy)
+
+    def sent(model: torch.nn.Module, context: Callable[[], AbstractContextManager] = nullcontext) -> float:
+        numbers = sum(p.numel() for p in model.parameters())
+        with record() as log, context():
+            loss_sum(model(tokens), labels).backward()
+        return log.by_rule() / numbers
+
+    return {
+        "DDP, float32": sent(DistributedDataParallel(GPT(gpt).to(group.device))),
+        "DDP, autocast to bfloat16": sent(DistributedDataParallel(GPT(gpt).to(group.device)), autocast),
+        "FSDP, float32": sent(sharded(MixedPrecisionPolicy())),
+        "FSDP, gathers bfloat16, reduces float32": sent(sharded(MixedPrecisionPolicy(short, torch.float32))),
+        "FSDP, gathers and reduces bfloat16": sent(sharded(MixedPrecisionPolicy(short, short))),
+    }
 
 
 def main(cfg: Config, only: list[str]) -> None:
@@ -199,17 +391,23 @@ def main(cfg: Config, only: list[str]) -> None:
         truths = Truths(group, cfg)
         results = {}
         rows = chosen(group.world_size, only)
-        print_on_rank_0(f"bytes are multiples of S, the bytes of all parameters\n{HEADING}")
-        for row in rows:
-            results[row.name] = prove(row(truths.of(row), group, cfg))
-            everyone = [results[row.name]] * group.world_size
-            dist.all_gather_object(everyone, results[row.name])
-            print_on_rank_0(line_of(row.name, everyone))
+        print_on_rank_0(f"in multiples of S, the {truths.size:,} bytes of all parameters of the dense model")
+        print_on_rank_0(HEADING)
+        for name, build in rows.items():
+            results[name] = prove(name, build, truths.job(name)) | {"size": truths.size}
+            everyone = [results[name]] * group.world_size
+            dist.all_gather_object(everyone, results[name])
+            print_on_rank_0(line_of(name, everyone, truths.size))
         print_on_rank_0(
             "all: loss, gradients, parameters, norm as one process; calls, bytes, storage as the formula"
         )
-        if not only:
-            record_results("lab_22_table", results)
+        if only:
+            return
+        if group.world_size == 4:
+            print_on_rank_0("\nbytes that a rank has to send in a step, for each parameter:")
+            for kind, size in bytes_of_a_number(group, cfg).items():
+                print_on_rank_0(f"{kind:41} {size:5.2f}")
+        record_results("lab_22_table", results)
 
 
 if __name__ == "__main__":

@@ -2,130 +2,94 @@
 
 from tests.answers import right, wrong
 
+ALONE = """
+loss = total / count
+(loss * dist.get_world_size(group)).backward()  # FSDP takes the mean over these ranks
+"""
+
 ANSWERS = [
     wrong(
-        "One all-reduce for each parameter.",
-        "right, but by 5 x all_reduce",
-        (
-            "total += part.double().square().sum() / copies",
-            """
-            squares = part.double().square().sum() / copies
-            dist.all_reduce(squares)
-            total += squares
-            """,
-        ),
-        ("dist.all_reduce(total)", ""),
+        "Divides by the labels of all, and so does FSDP by the ranks.",
+        "is 0.333 times that of one process: FSDP divides by the ranks of its mesh, too",
+        ("(loss * dist.get_world_size(group)).backward()", "loss.backward()"),
     ),
     wrong(
-        "Sums over all ranks, whatever they hold in common.",
-        "counts copies as often as there are",
-        (" / copies", ""),
+        "Takes the mean of its own labels, and the mean of these means.",
+        "the loss is the mean of the ranks' means",
+        ("dist.all_reduce(count, group=group)\n", ""),
+        (ALONE, "loss = total / count\nloss.backward()\n"),
+        ("dist.all_reduce(loss, group=group)", "dist.all_reduce(loss, dist.ReduceOp.AVG, group=group)"),
     ),
     wrong(
-        "Counts down.",
-        "the same ranks in ascending order",
-        ("range(math.prod(sizes.values()))", "reversed(range(math.prod(sizes.values())))"),
+        "Counts the labels of copies as well, and multiplies by the ranks that have tokens of their own.",
+        "is 0.333 times that of one process: ranks along tp have the same tokens, which count once",
+        ("dist.all_reduce(count, group=group)", "dist.all_reduce(count)"),
+        ("dist.all_reduce(loss, group=group)", "dist.all_reduce(loss)"),
     ),
     wrong(
-        "Keeps the dimensions that it is asked about, and lets the others differ.",
-        "these ranks differ along",
-        ("own[name] for name in sizes if name not in names", "own[name] for name in sizes if name in names"),
+        "Multiplies by all ranks of the world.",
+        "is 3 times that of one process",
+        ("dist.get_world_size(group)", "dist.get_world_size()"),
     ),
     wrong(
-        "Squares in float32.",
-        "is off by",
-        ("double().square().sum()", "float().square().sum().double()"),
+        "Counts the labels that are ignored, too.",
+        "that of one process is",
+        ("(labels != IGNORED).sum()", "torch.tensor(labels.numel())"),
     ),
     wrong(
-        "Squares the gradients themselves.",
-        "the gradients have changed",
-        (".square(", ".square_("),
+        "Reads rows by the rank of the world, as a sampler does by default.",
+        "own_part returns (4, 12), expected are (12, 4)",
+        own_part="return batch.chunk(dist.get_world_size())[dist.get_rank()]",
     ),
     wrong(
-        "Takes the first dimension for the innermost, as the Llama 3 paper writes it.",
-        "the last dimension is the innermost, where ranks are neighbours",
-        ("reversed(sizes)", "sizes"),
+        "Divides the sequence along dp and the rows along cp.",
+        "own_part returns (12, 4), expected are (4, 12)",
+        ('("dp", "cp")):', '("cp", "dp")):'),
     ),
     wrong(
-        "Each rank takes the norm of what it holds.",
-        "is that of this rank's gradients alone",
-        (" / copies", ""),
-        ("dist.all_reduce(total)", ""),
-    ),
-    wrong(
-        "Forgets that two dimensions can divide the batch.",
-        "['replicate', 'shard']) is (0, 4), expected (0, 8)",
-        batch_part="""
-        last = list(data)[-1]
-        return position(rank, sizes)[last], sizes[last]
+        "Takes every third row.",
+        "other rows or positions than those of this rank's place",
+        own_part="""
+        batch = batch[mesh.get_local_rank("dp") :: mesh["dp"].size()]
+        return batch.chunk(mesh["cp"].size(), 1)[mesh.get_local_rank("cp")]
         """,
     ),
     wrong(
-        "Returns float32.",
-        "expected a 0-dim tensor of float64",
-        ("total.sqrt()", "total.sqrt().float()"),
+        "Shards over dp alone, as without CP.",
+        "shards lie over dp and cp together",
+        ('joined = mesh["dp", "cp"]._flatten("dp_cp")\n', 'joined = mesh["dp"]\n'),
     ),
+    wrong("Shards nothing.", "is not sharded", shard="return None"),
     wrong(
-        "Divides the batch by the ranks of the world, as a sampler does by default.",
-        "ranks of one model would read different rows",
-        batch_part="return rank, math.prod(sizes.values())",
-    ),
-    wrong(
-        "Adds up norms.",
-        "is the sum of the ranks' norms: add up squares",
-        (" / copies", ""),
-        ("dist.all_reduce(total)", ""),
-        (
-            "return total.sqrt()",
-            """
-            norm = total.sqrt()
-            dist.all_reduce(norm)
-            return norm
-            """,
-        ),
-    ),
-    wrong(
-        "Leaves out the rank that asks.",
-        "the rank itself is a member, too",
-        ("if all(its", "if other != rank and all(its"),
+        "Returns a loss that still has its graph.",
+        "expected a 0-dim tensor without a graph",
+        ("loss = loss.detach().clone()", "loss = loss * 1"),
     ),
     right(
-        "Groups by slices of a tensor of ranks, and an all-gather in place of the all-reduce.",
-        ("torch.zeros((), dtype", "torch.zeros(1, dtype"),
+        "FSDP adds up and divides by nothing, as torchtitan has it.",
         (
+            "fully_shard(model, mesh=joined)\n",
             """
-            dist.all_reduce(total)
-            return total.sqrt()
-            """,
-            """
-            everyone = total.new_empty(dist.get_world_size())
-            dist.all_gather_into_tensor(everyone, total)
-            return everyone.sum().sqrt()
+            fully_shard(model, mesh=joined)
+            for module in (*model.blocks, model):
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
             """,
         ),
-        position="""
-        ranks = torch.arange(math.prod(sizes.values())).view(tuple(sizes.values()))
-        place = (ranks == rank).nonzero()[0].tolist()
-        return dict(zip(sizes, place, strict=True))
-        """,
-        members="""
-        names = set(names)
-        place = position(rank, sizes)
-        chosen = tuple(slice(None) if name in names else place[name] for name in sizes)
-        ranks = torch.arange(math.prod(sizes.values())).view(tuple(sizes.values()))
-        return ranks[chosen].flatten().tolist()
-        """,
+        ("(loss * dist.get_world_size(group)).backward()", "loss.backward()"),
     ),
     right(
-        "Of several copies one rank counts its own, and the others nothing: a norm without a division.",
-        global_norm="""
-        total = torch.zeros((), dtype=torch.float64, device=held[0][0].device)
-        place = position(dist.get_rank(), sizes)
-        for part, divided in held:
-            if all(place[name] == 0 for name in sizes if name not in divided):
-                total += torch.linalg.vector_norm(part.double()) ** 2
-        dist.all_reduce(total)
-        return total**0.5
+        "Sums over all ranks, copies in both the labels and the losses.",
+        ("dist.all_reduce(count, group=group)", "dist.all_reduce(count)"),
+        ("dist.get_world_size(group)", "mesh.size()"),
+        ("dist.all_reduce(loss, group=group)", "dist.all_reduce(loss)"),
+    ),
+    right(
+        "Parts by numbers of rows and positions, from the coordinate.",
+        own_part="""
+        dp, cp, _ = mesh.get_coordinate()
+        rows, length = len(batch) // mesh.size(0), batch.shape[1] // mesh.size(1)
+        return batch[dp * rows : (dp + 1) * rows, cp * length : (cp + 1) * length]
         """,
     ),
 ]

@@ -1,177 +1,167 @@
 """Check of exercise 22. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
-import math
+import copy
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from shared.comm.same_calls import DifferentCalls, SameCalls
+from shared.comm.broadcast import broadcast_from_rank_0
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
-TOLERANCE = 1e-12  # relative, float64
+TOLERANCE = 1e-12  # float64
+STEPS = 2
+LR = 0.5
+ROWS, LENGTH, VOCABULARY, WIDTH = 12, 12, 12, 24
+IGNORED = -100
 Sizes = dict[str, int]
-# Meshes that are asked about; no rank of them needs to run.
-MESHES: list[Sizes] = [
-    {"dp": 2, "pp": 2, "cp": 2, "tp": 2},  # Figure 5 of the Llama 3 paper
-    {"pp": 2, "dp": 3, "tp": 4},
-    {"replicate": 2, "shard": 4, "tp": 2},
-    {"dp": 6},
-]
-DATA = {"dp", "replicate", "shard"}
 
 
-def ranks_of(sizes: Sizes) -> torch.Tensor:
-    """The ranks in the shape of the mesh."""
-    return torch.arange(math.prod(sizes.values())).view(tuple(sizes.values()))
+class Net(nn.Module):
+    """Tokens (rows, length) to logits (rows, length, vocabulary), each position by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return self.head(x)
 
 
-def expected_position(rank: int, sizes: Sizes) -> dict[str, int]:
-    place = (ranks_of(sizes) == rank).nonzero()[0].tolist()
-    return dict(zip(sizes, place, strict=True))
+def meshes(ranks: int) -> list[Sizes]:
+    """All of the ranks along each dimension alone, then two dimensions of two."""
+    found = [{"dp": ranks, "cp": 1, "tp": 1}, {"dp": 1, "cp": ranks, "tp": 1}]
+    if ranks == 4:
+        found += [{"dp": 2, "cp": 2, "tp": 1}, {"dp": 1, "cp": 2, "tp": 2}]
+    return [*found, {"dp": 1, "cp": 1, "tp": ranks}]
 
 
-def expected_members(rank: int, sizes: Sizes, names: set[str]) -> list[int]:
-    own = expected_position(rank, sizes)
-    chosen = tuple(slice(None) if name in names else own[name] for name in sizes)
-    return ranks_of(sizes)[chosen].flatten().tolist()
+def batch_of(step: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=generator)
+    labels = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=generator)
+    for row in range(ROWS):
+        labels[row, : 3 + row // 2] = IGNORED  # a question, which is not to be learned
+    return tokens.to(group.device), labels.to(group.device)
 
 
-def backwards(sizes: Sizes) -> Sizes:
-    return dict(reversed(sizes.items()))
+def mean_loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
 
-def check_position(answer: ModuleType, sizes: Sizes, rank: int) -> None:
-    call = f"position({rank}, {sizes})"
-    found = answer.position(rank, dict(sizes))
-    expected = expected_position(rank, sizes)
-    if found == expected and list(found) == list(expected):
+def expected_part(batch: torch.Tensor, mesh: DeviceMesh, names: tuple[str, str]) -> torch.Tensor:
+    for dim, name in enumerate(names):
+        batch = batch.chunk(mesh[name].size(), dim)[mesh.get_local_rank(name)]
+    return batch
+
+
+def check_part(what: str, found: torch.Tensor, batch: torch.Tensor, mesh: DeviceMesh, group: Group) -> None:
+    expected = expected_part(batch, mesh, ("dp", "cp"))
+    if isinstance(found, torch.Tensor) and torch.equal(found, expected):
         return
-    if found == expected_position(rank, backwards(sizes)):
-        raise Wrong(f"{call} is {found}: the last dimension is the innermost, where ranks are neighbours")
-    if not isinstance(found, dict) or list(found) != list(expected):
-        raise Wrong(f"{call} is {found!r}, expected a dictionary such as {expected}, in this order")
-    raise Wrong(f"{call} is {found}, expected {expected}")
-
-
-def check_members(answer: ModuleType, sizes: Sizes, rank: int, names: set[str]) -> None:
-    call = f"members({rank}, {sizes}, {sorted(names)})"
-    found = answer.members(rank, dict(sizes), sorted(names))
-    expected = expected_members(rank, sizes, names)
-    if found == expected:
-        return
-    others = set(sizes) - names
-    if found == expected_members(rank, sizes, others):
-        raise Wrong(f"{call} is {found}: these ranks differ along {sorted(others)}")
-    if isinstance(found, list) and sorted(found) == expected:
-        raise Wrong(f"{call} is {found}, expected are the same ranks in ascending order")
-    if isinstance(found, list) and sorted([*found, rank]) == expected:
-        raise Wrong(f"{call} is {found}: the rank itself is a member, too")
-    raise Wrong(f"{call} is {found!r}, expected {expected}")
-
-
-def check_batch_part(answer: ModuleType, sizes: Sizes, rank: int) -> None:
-    data = [name for name in sizes if name in DATA]
-    call = f"batch_part({rank}, {sizes}, {data})"
-    found = answer.batch_part(rank, dict(sizes), data)
-    group = expected_members(rank, sizes, set(data))
-    expected = (group.index(rank), len(group))
-    if isinstance(found, tuple) and found == expected:
-        return
-    world = math.prod(sizes.values())
-    if found == (rank, world):
-        raise Wrong(f"{call} is {found}: ranks of one model would read different rows")
-    raise Wrong(f"{call} is {found!r}, expected {expected}")
-
-
-def check_mesh(answer: ModuleType, sizes: Sizes) -> None:
-    """Each rank of a mesh, without starting it."""
-    names = [{name} for name in sizes] + [set(), set(sizes), set(list(sizes)[:2]), set(list(sizes)[::2])]
-    world = math.prod(sizes.values())
-    for rank in range(world):
-        check_position(answer, sizes, rank)
-    for rank in range(world):
-        for chosen in names:
-            check_members(answer, sizes, rank, chosen)
-        check_batch_part(answer, sizes, rank)
-
-
-def gradients_of(sizes: Sizes, group: Group) -> tuple[list[tuple[torch.Tensor, set[str]]], torch.Tensor]:
-    """What this rank holds of some gradients, and the norm of all of them."""
-    generator = torch.Generator().manual_seed(22)
-    held = []
-    total = torch.zeros((), dtype=torch.float64)
-    for rows, divided in ((8, set()), (5, {"dp"}), (8, {"tp"}), (9, {"dp", "tp"}), (1, {"dp", "tp"})):
-        whole = torch.randn(rows, 3, dtype=torch.float64, generator=generator)
-        if rows == 1:
-            whole = 1e-5 * whole  # in float32 it would be lost beside the others
-        total += whole.square().sum()
-        of_rank = expected_members(group.rank, sizes, divided)
-        part = whole.tensor_split(len(of_rank))[of_rank.index(group.rank)]  # for some ranks it is empty
-        held.append((part.clone().to(group.device), set(divided)))
-    return held, total.sqrt().to(group.device)
-
-
-def check_norm(answer: ModuleType, sizes: Sizes, group: Group) -> int:
-    """The norm on the ranks that run; returns the bytes that were handed to collectives."""
-    held, expected = gradients_of(sizes, group)
-    before = [part.clone() for part, _ in held]
-    with SameCalls() as log:
-        found = answer.global_norm([(part, set(divided)) for part, divided in held], dict(sizes))
-    what = f"global_norm, mesh {sizes}"
-    if not isinstance(found, torch.Tensor) or found.shape != () or found.dtype != torch.float64:
-        raise Wrong(f"{what}: returns {found!r}, expected a 0-dim tensor of float64")
-    for part, (given, _) in zip(before, held, strict=True):
-        if not torch.equal(part, given):
-            raise Wrong(f"{what}: the gradients have changed")
-    explain(what, found, expected, held, sizes, group)
-    if len(log.calls) > 1 or log.bytes() > 8:
-        calls = ", ".join(f"{count} x {op}" for op, count in log.counts().items())
+    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else found
+    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
         raise Wrong(
-            f"{what}: right, but by {calls} of {log.bytes()} bytes; one all-reduce of 8 bytes is enough"
+            f"{what}: own_part returns {shape}, expected are {tuple(expected.shape)} of {tuple(batch.shape)}"
         )
-    return log.bytes()
+    raise Wrong(f"{what}: own_part returns other rows or positions than those of this rank's place")
 
 
-def explain(
-    what: str, found: torch.Tensor, expected: torch.Tensor, held: list, sizes: Sizes, group: Group
-) -> None:
-    """Raise ``Wrong``, with a guess at the reason, unless the norm is right."""
-    off = abs((found / expected - 1).item())
-    if off <= TOLERANCE:
+def check_shards(what: str, model: nn.Module, whole: dict, ranks: int) -> None:
+    for name, p in model.named_parameters():
+        if not isinstance(p, DTensor):
+            raise Wrong(f"{what}: {name} is not sharded")
+        rows = len(whole[name])
+        most = -(-rows // ranks)
+        if len(p.to_local()) > most:
+            raise Wrong(
+                f"{what}: a rank keeps {len(p.to_local())} of {rows} rows of {name}, expected are at most "
+                f"{most}: shards lie over dp and cp together"
+            )
+
+
+def ratio_of(ours: torch.Tensor, truth: torch.Tensor) -> float | None:
+    """The number by which ``truth`` is to be multiplied to give ``ours``, if there is one."""
+    ratio = ((ours * truth).sum() / truth.square().sum()).item()
+    return ratio if torch.allclose(ours, ratio * truth, rtol=0, atol=1e-9) else None
+
+
+def check_gradient(what: str, name: str, ours: torch.Tensor, truth: torch.Tensor, sizes: Sizes) -> None:
+    if torch.allclose(ours, truth, rtol=0, atol=TOLERANCE):
         return
-    own = torch.stack([part.square().sum() for part, _ in held]).sum()
-    everyone = [gradients_of(sizes, rank_of(group, rank))[0] for rank in range(group.world_size)]
-    squares = [torch.stack([part.square().sum() for part, _ in one]).sum() for one in everyone]
-    guesses = {
-        "is that of this rank's gradients alone": own.sqrt(),
-        "counts copies as often as there are": torch.stack(squares).sum().sqrt(),
-        "is the sum of the ranks' norms: add up squares": torch.stack(squares).sqrt().sum(),
-    }
-    for guess, wrong in guesses.items():
-        if torch.allclose(found, wrong, rtol=1e-9, atol=0):
-            raise Wrong(f"{what}: {found:.4f} {guess}; expected {expected:.4f}")
-    raise Wrong(f"{what}: {found:.12f} is off by {off:.1e} of it, expected {expected:.12f}")
+    ratio = ratio_of(ours, truth)
+    over = sizes["dp"] * sizes["cp"]
+    if ratio is None:
+        off = (ours - truth).abs().max().item()
+        raise Wrong(f"{what}: the gradient of {name} differs from that of one process by {off:.1e}")
+    reason = ""
+    if abs(ratio - 1 / over) < 1e-6:
+        reason = ": FSDP divides by the ranks of its mesh, too"
+    elif abs(ratio - 1 / sizes["tp"]) < 1e-6:
+        reason = ": ranks along tp have the same tokens, which count once"
+    raise Wrong(f"{what}: the gradient of {name} is {ratio:.3g} times that of one process{reason}")
 
 
-def rank_of(group: Group, rank: int) -> Group:
-    return Group(rank, group.local_rank, group.world_size, group.device, group.backend)
+def check_loss(what: str, found: torch.Tensor, truth: torch.Tensor, own: torch.Tensor, group: Group) -> None:
+    everyone: list = [None] * group.world_size
+    dist.all_gather_object(everyone, own.item())
+    if not isinstance(found, torch.Tensor) or found.shape != () or found.requires_grad:
+        raise Wrong(f"{what}: backward returns {found!r}, expected a 0-dim tensor without a graph")
+    if abs(found - truth).item() <= TOLERANCE:
+        return
+    if abs(found.item() - sum(everyone) / group.world_size) < 1e-9:
+        raise Wrong(f"{what}: the loss is the mean of the ranks' means, and they have unequally many labels")
+    raise Wrong(f"{what}: the loss is {found.item():.6f}, that of one process is {truth.item():.6f}")
+
+
+def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
+    """Two steps on one mesh, beside one process."""
+    what = f"mesh {sizes}"
+    mesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    alone = Net().to(group.device)
+    broadcast_from_rank_0(alone.parameters())
+    model = copy.deepcopy(alone)
+    whole = {name: p.detach().clone() for name, p in alone.named_parameters()}
+    answer.shard(model, mesh)
+    check_shards(what, model, whole, sizes["dp"] * sizes["cp"])
+    for step in range(STEPS):
+        tokens, labels = batch_of(step, group)
+        parts = [answer.own_part(one.clone(), mesh) for one in (tokens, labels)]
+        for part, batch in zip(parts, (tokens, labels), strict=True):
+            check_part(what, part, batch, mesh, group)
+        own = mean_loss(alone, *(expected_part(one, mesh, ("dp", "cp")) for one in (tokens, labels)))
+        alone.zero_grad()
+        model.zero_grad()
+        truth = mean_loss(alone, tokens, labels)
+        truth.backward()
+        found = answer.backward(model, *parts, mesh)
+        check_loss(what, found, truth.detach(), own.detach(), group)
+        for (name, p), (_, theirs) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
+            if p.grad is None:
+                raise Wrong(f"{what}: {name} has no gradient")
+            check_gradient(what, name, p.grad.full_tensor(), theirs.grad, sizes)
+        with torch.no_grad():
+            for p in (*model.parameters(), *alone.parameters()):
+                p.sub_(p.grad, alpha=LR)
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    for sizes in MESHES:
-        check_mesh(answer, sizes)
-    n = group.world_size
-    meshes = [{"dp": n // tp, "tp": tp} for tp in range(1, n + 1) if n % tp == 0]
-    try:
-        for sizes in meshes:
-            check_norm(answer, sizes, group)
-    except DifferentCalls as error:
-        raise Wrong(str(error)) from None
-    ranks = sum(math.prod(sizes.values()) for sizes in MESHES)
+    found = meshes(group.world_size)
+    for sizes in found:
+        check_mesh(answer, sizes, group)
     return (
-        f"groups and parts of the batch for {ranks} ranks of {len(MESHES)} meshes; the norm on {len(meshes)} "
-        f"meshes of {n} ranks, in one all-reduce of 8 bytes. Well done."
+        f"{len(found)} meshes of {group.world_size} ranks, {STEPS} steps each: loss and gradients are those "
+        "of one process, and a rank keeps 1 / (dp * cp) of each parameter. Well done."
     )
 
 

@@ -1,45 +1,41 @@
-"""Exercise 22: on any mesh, find the groups, the part of the batch, and the norm of the gradient."""
-
-import math
-from collections.abc import Iterable
+"""Exercise 22: FSDP x CP on a DeviceMesh: who reads what, who sums, and who divides by what."""
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
-Sizes = dict[str, int]  # {dimension: its size}, the outermost first, as init_device_mesh takes them
-
-
-def position(rank: int, sizes: Sizes) -> dict[str, int]:
-    """Return {dimension: index of ``rank`` along it}, in the order of ``sizes``."""
-    raise NotImplementedError  # your turn: replace this line
-
-
-def members(rank: int, sizes: Sizes, names: Iterable[str]) -> list[int]:
-    """Return the ranks that differ from ``rank`` along the dimensions ``names`` only, ``rank`` among them.
-
-    They are in ascending order. ``names`` may be empty, or hold several dimensions.
-    """
-    raise NotImplementedError  # your turn: replace this line
+IGNORED = -100  # a label that counts for nothing
 
 
-def batch_part(rank: int, sizes: Sizes, data: Iterable[str]) -> tuple[int, int]:
-    """Return (index, parts): this rank reads part number ``index`` of the batch, which has so many parts.
-
-    The dimensions ``data``, such as ("replicate", "shard"), divide the batch. Ranks that differ along other
-    dimensions only read the same part. Parts count up with the rank.
-    """
-    raise NotImplementedError  # your turn: replace this line
-
-
-def global_norm(held: list[tuple[torch.Tensor, set[str]]], sizes: Sizes) -> torch.Tensor:
-    """Return the norm of the whole gradient, the same 0-dim tensor of float64 on all ranks.
+def own_part(batch: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return this rank's part of ``batch``, (rows, length): tokens or labels.
 
     Args:
-        held: what this rank holds of the gradient of each parameter, and the dimensions along which that
-            gradient is divided. Along each other dimension the ranks hold copies. A part may be empty. All
-            ranks have the same parameters in the same order.
-        sizes: the mesh; its ranks are all ranks.
+        mesh: three dimensions. Along dp ranks read other rows, along cp other pieces of the same rows, both
+            in order; along tp they read the same.
+    """
+    raise NotImplementedError  # your turn: replace this line
 
-    One all-reduce of one number is enough. Leave the gradients as they are.
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard ``model`` by FSDP2, in place: each block of ``model.blocks`` is a unit, and the rest is one.
+
+    A rank keeps 1 / (dp * cp) of each parameter. Ranks along tp keep the same.
+    """
+    raise NotImplementedError  # your turn: replace this line
+
+
+def backward(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return the loss of the whole batch, the same on all ranks; leave its gradient in the model's shards.
+
+    The loss is the mean over all labels of the batch that are not ``IGNORED``. Ranks have unequally many of
+    these. The model looks at each position by itself, so no keys or values have to travel.
+
+    Args:
+        model: sharded by ``shard``; makes logits, (rows, length, vocabulary).
+        tokens, labels: this rank's parts.
     """
     raise NotImplementedError  # your turn: replace this line

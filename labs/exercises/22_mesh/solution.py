@@ -1,70 +1,61 @@
-"""Exercise 22: on any mesh, find the groups, the part of the batch, and the norm of the gradient."""
-
-import math
-from collections.abc import Iterable
+"""Exercise 22: FSDP x CP on a DeviceMesh: who reads what, who sums, and who divides by what."""
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
-Sizes = dict[str, int]  # {dimension: its size}, the outermost first, as init_device_mesh takes them
-
-
-def position(rank: int, sizes: Sizes) -> dict[str, int]:
-    """Return {dimension: index of ``rank`` along it}, in the order of ``sizes``."""
-    # solution: begin
-    found = dict.fromkeys(sizes, 0)
-    for name in reversed(sizes):
-        found[name] = rank % sizes[name]
-        rank //= sizes[name]
-    return found
-    # solution: end
+IGNORED = -100  # a label that counts for nothing
 
 
-def members(rank: int, sizes: Sizes, names: Iterable[str]) -> list[int]:
-    """Return the ranks that differ from ``rank`` along the dimensions ``names`` only, ``rank`` among them.
-
-    They are in ascending order. ``names`` may be empty, or hold several dimensions.
-    """
-    # solution: begin
-    names = set(names)
-    own = position(rank, sizes)
-    found = []
-    for other in range(math.prod(sizes.values())):
-        its = position(other, sizes)
-        if all(its[name] == own[name] for name in sizes if name not in names):
-            found.append(other)
-    return found
-    # solution: end
-
-
-def batch_part(rank: int, sizes: Sizes, data: Iterable[str]) -> tuple[int, int]:
-    """Return (index, parts): this rank reads part number ``index`` of the batch, which has so many parts.
-
-    The dimensions ``data``, such as ("replicate", "shard"), divide the batch. Ranks that differ along other
-    dimensions only read the same part. Parts count up with the rank.
-    """
-    # solution: begin
-    group = members(rank, sizes, data)
-    return group.index(rank), len(group)
-    # solution: end
-
-
-def global_norm(held: list[tuple[torch.Tensor, set[str]]], sizes: Sizes) -> torch.Tensor:
-    """Return the norm of the whole gradient, the same 0-dim tensor of float64 on all ranks.
+def own_part(batch: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return this rank's part of ``batch``, (rows, length): tokens or labels.
 
     Args:
-        held: what this rank holds of the gradient of each parameter, and the dimensions along which that
-            gradient is divided. Along each other dimension the ranks hold copies. A part may be empty. All
-            ranks have the same parameters in the same order.
-        sizes: the mesh; its ranks are all ranks.
-
-    One all-reduce of one number is enough. Leave the gradients as they are.
+        mesh: three dimensions. Along dp ranks read other rows, along cp other pieces of the same rows, both
+            in order; along tp they read the same.
     """
     # solution: begin
-    total = torch.zeros((), dtype=torch.float64, device=held[0][0].device)
-    for part, divided in held:
-        copies = math.prod(size for name, size in sizes.items() if name not in divided)
-        total += part.double().square().sum() / copies
-    dist.all_reduce(total)
-    return total.sqrt()
+    for dim, name in enumerate(("dp", "cp")):
+        batch = batch.chunk(mesh[name].size(), dim)[mesh.get_local_rank(name)]
+    return batch
+    # solution: end
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard ``model`` by FSDP2, in place: each block of ``model.blocks`` is a unit, and the rest is one.
+
+    A rank keeps 1 / (dp * cp) of each parameter. Ranks along tp keep the same.
+    """
+    # solution: begin
+    joined = mesh["dp", "cp"]._flatten("dp_cp")
+    for block in model.blocks:
+        fully_shard(block, mesh=joined)
+    fully_shard(model, mesh=joined)
+    # solution: end
+
+
+def backward(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return the loss of the whole batch, the same on all ranks; leave its gradient in the model's shards.
+
+    The loss is the mean over all labels of the batch that are not ``IGNORED``. Ranks have unequally many of
+    these. The model looks at each position by itself, so no keys or values have to travel.
+
+    Args:
+        model: sharded by ``shard``; makes logits, (rows, length, vocabulary).
+        tokens, labels: this rank's parts.
+    """
+    # solution: begin
+    group = mesh["dp", "cp"]._flatten("dp_cp").get_group()  # along tp, ranks have the same tokens
+    count = (labels != IGNORED).sum()
+    dist.all_reduce(count, group=group)
+    logits = model(tokens).flatten(0, 1)
+    total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    loss = total / count
+    (loss * dist.get_world_size(group)).backward()  # FSDP takes the mean over these ranks
+    loss = loss.detach().clone()
+    dist.all_reduce(loss, group=group)
+    return loss
     # solution: end
