@@ -93,9 +93,9 @@ def run_tensors(group: Group) -> dict[str, dict]:
     for collective in MOVING + ADDING:
         name = collective.__name__
         before = [numbers_before(name, r, n) for r in range(n)]
-        mine = (
-            before[rank] or brings(rank, n).tolist()
-        )  # in a scatter, ranks above 0 pass a tensor for its shape
+        mine = before[rank]
+        if not mine:
+            mine = brings(rank, n).tolist()  # in a scatter, ranks above 0 pass a tensor for its shape
         result = collective(torch.tensor(mine, device=group.device))
         expected = reference(name, before)[rank]
         after = [None] * n if name == "reduce" else []

@@ -4,7 +4,11 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_by_hand.py
 Written by:  notebooks/04_collectives.ipynb
 """
 
+import os
+import socket
+import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import lab_04_collectives
 import torch
@@ -18,12 +22,13 @@ from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 
-# `ranks` are a group's members by their global rank, which send and recv want. A rank's place in that list
-# is its rank within the group. Place 0 is source and destination. A piece is 1 / n of a whole tensor.
+# `ranks` are a group's members by their global rank, which send and recv want; a rank's index in that list is
+# its rank within the group. ranks[0] is source and destination. A piece is 1 / n of a whole tensor.
+BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info, linux/tcp.h
 
 
 def broadcast(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
-    """Place 0's x, everywhere: a chain, in which each passes it on."""
+    """The first rank's x, everywhere: a chain, in which each passes it on."""
     me = ranks.index(dist.get_rank())
     if me > 0:
         dist.recv(x, ranks[me - 1])
@@ -33,24 +38,24 @@ def broadcast(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
 
 
 def scatter(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
-    """My piece of place 0's x."""
+    """My piece of the first rank's x."""
     pieces, me = x.chunk(len(ranks)), ranks.index(dist.get_rank())
     if me > 0:
         dist.recv(pieces[me], ranks[0])
     else:
-        for place in range(1, len(ranks)):
-            dist.send(pieces[place], ranks[place])
+        for other in range(1, len(ranks)):
+            dist.send(pieces[other], ranks[other])
     return pieces[me]
 
 
 def gather(piece: torch.Tensor, ranks: list[int]) -> torch.Tensor | None:
-    """The pieces of all, at place 0; None elsewhere."""
+    """The pieces of all, on the first rank; None elsewhere."""
     if dist.get_rank() != ranks[0]:
         dist.send(piece, ranks[0])
         return None
     whole = piece.repeat(len(ranks))
-    for place in range(1, len(ranks)):
-        dist.recv(whole.chunk(len(ranks))[place], ranks[place])
+    for other in range(1, len(ranks)):
+        dist.recv(whole.chunk(len(ranks))[other], ranks[other])
     return whole
 
 
@@ -63,7 +68,7 @@ def all_gather(piece: torch.Tensor, ranks: list[int]) -> torch.Tensor:
 
 
 def all_to_all(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
-    """Everybody's piece for me. In round d we send d places to the right and receive from d to the left."""
+    """Piece `me` of every rank. In round d we send d ranks to the right and receive from d to the left."""
     n, me = len(ranks), ranks.index(dist.get_rank())
     received = x.clone()
     outgoing, incoming = x.chunk(n), received.chunk(n)
@@ -74,7 +79,7 @@ def all_to_all(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
 
 
 def reduce(x: torch.Tensor, ranks: list[int]) -> torch.Tensor | None:
-    """The sum, at place 0; None elsewhere. A chain from the last place, in which each adds its own."""
+    """The sum, on the first rank; None elsewhere. A chain from the last rank, in which each adds its own."""
     me = ranks.index(dist.get_rank())
     if me < len(ranks) - 1:
         incoming = torch.empty_like(x)
@@ -102,28 +107,46 @@ def reduce_scatter(x: torch.Tensor, ranks: list[int]) -> torch.Tensor:
 BY_HAND = (broadcast, scatter, gather, all_gather, all_to_all, reduce, all_reduce, reduce_scatter)
 
 
-def received_by_others(pg: dist.ProcessGroup) -> int:
-    """Bytes of this rank that others have received so far; 0 where nobody counts them."""
+def wire_received() -> int:
+    """Bytes that this process's TCP sockets have received: what ``wire_bytes`` is for those sent."""
+    total = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(descriptor.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += struct.unpack_from("Q", info, BYTES_RECEIVED)[0]
+        except OSError:
+            continue  # a descriptor that was closed meanwhile
+    return total
+
+
+def on_the_wire(pg: dist.ProcessGroup) -> tuple[int, int]:
+    """Bytes that this rank has sent and received so far; (0, 0) where nobody counts them."""
     dist.barrier(pg)
-    if dist.get_backend(pg) != "gloo":
-        return 0
-    return wire_bytes() or 0
+    sent = wire_bytes() if dist.get_backend(pg) == "gloo" else None
+    if sent is None:
+        return 0, 0
+    return sent, wire_received()
 
 
 def measure(by_hand: Callable, ranks: list[int], pg: dist.ProcessGroup, x: torch.Tensor) -> dict:
-    """Run a collective by hand and by torch, compare, and return what this rank sent in each."""
+    """Run a collective by hand and by torch, compare, and return what this rank sent and received in each."""
     name = by_hand.__name__
     if "gather" in name:
         x = x[: len(x) // len(ranks)]
     with record() as log:
         ours = by_hand(x.clone(), ranks)
     by_torch = getattr(lab_04_collectives, name)
-    before = received_by_others(pg)
+    before = on_the_wire(pg)
     theirs = by_torch(x.clone(), pg)
-    wire = received_by_others(pg) - before
+    after = on_the_wire(pg)
     both_empty = ours is None and theirs is None
     assert both_empty or torch.equal(ours, theirs), f"{name} over ranks {ranks} differs"
-    return {"messages": log.count("send"), "bytes": log.bytes("send"), "wire": wire}
+    wire = [now - then for then, now in zip(before, after, strict=True)]
+    return {"sent": log.bytes("send"), "received": log.bytes("recv"), "wire": max(wire)}
 
 
 def groups_of(n: int) -> list[list[int]]:
@@ -147,7 +170,7 @@ def main() -> None:
                 rows[str(ranks)] = {call.__name__: measure(call, ranks, pg, x) for call in BY_HAND}
             dist.barrier()
             print_on_rank_0(f"ranks {ranks}: {len(BY_HAND)} collectives by hand equal torch's")
-        record_results("lab_04_by_hand", {"whole": x.nbytes, "sent": rows})
+        record_results("lab_04_by_hand", {"whole": x.nbytes, "groups": rows})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,12 @@ import torch.distributed as dist
 # x is a whole tensor, the same shape on every rank; a piece is 1 / n of it, where n is the number of ranks.
 
 
+def length_of_piece(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> int:
+    n = dist.get_world_size(group)
+    assert len(x) % n == 0, f"{len(x)} numbers do not divide into {n} equal pieces"
+    return len(x) // n
+
+
 def broadcast(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The first rank's x, on every rank. It overwrites x."""
     dist.broadcast(x, group_src=0, group=group)
@@ -20,7 +26,7 @@ def broadcast(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.
 
 def scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of the first rank's x. Only the source passes a list."""
-    pieces = list(x.chunk(dist.get_world_size(group)))
+    pieces = list(x.split(length_of_piece(x, group)))
     piece = torch.empty_like(pieces[0])
     if dist.get_rank(group) == 0:
         dist.scatter(piece, pieces, group_src=0, group=group)
@@ -41,13 +47,14 @@ def gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
 def all_gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The pieces of all ranks, on every rank."""
-    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(pieces, piece, group=group)
-    return torch.cat(pieces)
+    x = piece.new_empty(dist.get_world_size(group) * len(piece))
+    dist.all_gather_single(x, piece, group=group)
+    return x
 
 
 def all_to_all(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of every rank's x."""
+    length_of_piece(x, group)
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x, group=group)
     return received
@@ -67,9 +74,8 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of the sum."""
-    pieces = list(x.chunk(dist.get_world_size(group)))
-    piece = torch.empty_like(pieces[0])
-    dist.reduce_scatter(piece, pieces, group=group)
+    piece = x.new_empty(length_of_piece(x, group))
+    dist.reduce_scatter_single(piece, x, group=group)
     return piece
 
 

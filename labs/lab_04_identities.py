@@ -85,22 +85,23 @@ def holds(left: str, right: tuple[str, ...], pg: dist.ProcessGroup, group: Group
     return torch.equal(x, expected)
 
 
-def single_tensors(group: Group) -> None:
-    """The variants that take one tensor instead of a list of pieces do the same."""
+def lists(group: Group) -> None:
+    """The variants that take a list of pieces, and the older names of the single-tensor forms, agree."""
     n = group.world_size
     x = torch.randint(1000, (840,), device=group.device)
-    gatherers, scatterers = [dist.all_gather_into_tensor], [dist.reduce_scatter_tensor]
-    if hasattr(dist, "all_gather_single"):  # the same under the names of torch 2.15
-        gatherers.append(dist.all_gather_single)
-        scatterers.append(dist.reduce_scatter_single)
-    for function in gatherers:
-        gathered = torch.empty(n * len(x), dtype=x.dtype, device=group.device)
-        function(gathered, x)
-        assert torch.equal(gathered, torchs.all_gather(x)), f"{function.__name__} is not all_gather"
-    for function in scatterers:
-        piece = torch.empty(len(x) // n, dtype=x.dtype, device=group.device)
-        function(piece, x)
-        assert torch.equal(piece, torchs.reduce_scatter(x)), f"{function.__name__} is not reduce_scatter"
+    gathered, piece = torchs.all_gather(x), torchs.reduce_scatter(x)
+
+    pieces = [torch.empty_like(x) for _ in range(n)]
+    dist.all_gather(pieces, x)
+    assert torch.equal(torch.cat(pieces), gathered), "all_gather is not all_gather_single"
+    one = torch.empty_like(piece)
+    dist.reduce_scatter(one, list(x.split(len(piece))))
+    assert torch.equal(one, piece), "reduce_scatter is not reduce_scatter_single"
+
+    dist.all_gather_into_tensor(gathered.zero_(), x)
+    assert torch.equal(torch.cat(pieces), gathered), "all_gather_into_tensor is not all_gather_single"
+    dist.reduce_scatter_tensor(piece.zero_(), x)
+    assert torch.equal(one, piece), "reduce_scatter_tensor is not reduce_scatter_single"
 
 
 def send_object(thing: object, to: int, group: Group) -> None:
@@ -165,8 +166,8 @@ def main() -> None:
             print_on_rank_0(f"{left:14} = {', '.join(right)}")
         one_alone = holds("nothing", ("all_to_all",), dist.group.WORLD, group)
         assert not one_alone, "one all_to_all changes nothing: the comparison lets anything pass"
-        single_tensors(group)
-        print_on_rank_0("all_gather_into_tensor and reduce_scatter_tensor equal the variants with lists")
+        lists(group)
+        print_on_rank_0("the variants with lists and the older names equal the single-tensor forms")
         objects(group)
         print_on_rank_0("objects by hand equal torch's")
 

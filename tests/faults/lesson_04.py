@@ -9,6 +9,7 @@ FAULTS: list[Fault] = [
         "dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)",
         "all_reduce leaves [20, 21]",
     ),
+    Fault("04_collectives", "+ torch.arange(n)", "+ torch.arange(n + 1)", "3 numbers do not divide into 2"),
     Fault(
         "04_collectives",
         "dist.scatter(piece, pieces, group_src=0, group=group)",
@@ -34,23 +35,28 @@ FAULTS: list[Fault] = [
         "scattered by hand",
     ),
     Fault(
+        "04_identities",
+        "list(x.split(len(piece)))",
+        "list(x.split(len(piece)))[::-1]",
+        "reduce_scatter is not reduce_scatter_single",
+    ),
+    Fault(
         "04_groups",
         "    if group.rank > 0:\n        store.add",
         "    work.wait()\n    if group.rank > 0:\n        store.add",
         "the calls of the other ranks wait for rank 0",
     ),
-    Fault("04_groups", '{"sort_ranks": False}', '{"sort_ranks": True}', "has the members [0, 1]"),
+    Fault(
+        "04_groups",
+        "torch.full((sum(to_send),), rank, device",
+        "torch.full((sum(to_send),), 0, device",
+        "arrived, expected is",
+    ),
     Fault(
         "04_groups",
         "dist.all_reduce(x, op=dist.ReduceOp.AVG)",
         "dist.all_reduce(x, op=dist.ReduceOp.SUM)",
         "the mean of 0 to 1 is 0.5",
-    ),
-    Fault(
-        "04_groups",
-        "while distance < n:",
-        "while distance < n - 1:",
-        "leaves the barrier and has heard of 1 rank(s)",
     ),
     Fault(
         "04_mispaired",
