@@ -40,6 +40,7 @@ def meet(rank: int, guests: int) -> torch.futures.Future[list[int]]:
         MEETING.append((rank, mine))
         here = list(MEETING)
     if len(here) == guests:  # true for the last one only
+        MEETING.clear()  # for the next meeting
         for _, answer in here:
             answer.set_result(sorted(guest for guest, _ in here))
     return mine

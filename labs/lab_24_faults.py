@@ -1,4 +1,4 @@
-"""Six ways to miss a gradient that should have crossed processes. Two of them raise nothing.
+"""Seven ways to miss a gradient that should have crossed processes. Three of them raise nothing.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_24_faults.py
 Written by:  notebooks/24_distributed_autograd.ipynb
@@ -112,6 +112,27 @@ class Faults:
             raise CourseError(f"gradients here and there: {here}, {there}")
         return f"no error; parameters with a gradient: {here} here, the copy's with them, {there} there"
 
+    def the_first_async_call_of_a_reference(self) -> str:
+        """Its method is looked up first, and a thread that has no context makes the call."""
+        found = []
+        for how in (self.through_the_reference, self.through_the_owner):
+            fresh = rpc.remote(self.back.owner(), layer, args=(2,))  # nobody has called it yet
+            with dist_autograd.context() as context_id:
+                y = how(fresh, self.front(self.x)).wait()
+                dist_autograd.backward(context_id, [y.square().mean()])
+                gradients_here = dist_autograd.get_gradients(context_id)
+                here = sum(parameter in gradients_here for parameter in self.front.parameters())
+                found.append((here, rpc.rpc_sync(fresh.owner(), gradients, args=(fresh, context_id))))
+        if found != [(0, 0), (2, 2)]:
+            raise CourseError(f"gradients here and there: {found[0]}, with rpc.rpc_async {found[1]}")
+        return "no error; parameters with a gradient: 0 here, 0 there; with rpc.rpc_async 2 here, 2 there"
+
+    def through_the_reference(self, module: rpc.RRef, x: torch.Tensor) -> torch.futures.Future:
+        return module.rpc_async().forward(x)
+
+    def through_the_owner(self, module: rpc.RRef, x: torch.Tensor) -> torch.futures.Future:
+        return rpc.rpc_async(module.owner(), forward, args=(module, x))
+
 
 def main(cfg: Config) -> None:
     with (
@@ -129,6 +150,7 @@ def main(cfg: Config) -> None:
                 faults.a_call_that_the_loss_does_not_use,
                 faults.forward_without_a_context,
                 faults.a_copy_instead_of_the_module,
+                faults.the_first_async_call_of_a_reference,
             ):
                 what = fault.__name__.replace("_", " ").replace("loss backward", "loss.backward()")
                 print(f"{what}\n    {fault()}")

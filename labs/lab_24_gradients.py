@@ -18,7 +18,6 @@ from shared.comm.rpc import rpc_workers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_equal
@@ -107,7 +106,6 @@ def main(cfg: Config) -> None:
             if (ends_here, ends_there) != ((1, 1), (1, 1)):
                 raise CourseError(f"(send, receive) functions here: {ends_here}, at the head: {ends_there}")
             print("worker0's context: 1 send and 1 receive here, 1 receive and 1 send at the head")
-        record_results("lab_24_gradients", {"head": theirs["0.weight"].tolist()})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from shared.comm.kernel import wire_bytes
 from shared.comm.rpc import rpc_workers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_equal
@@ -119,7 +118,6 @@ def main(cfg: Config) -> None:
         process_group(smallest=2, timeout_s=60) as group,
         rpc_workers(group, timeout_s=60, tcp_only=True) as workers,
     ):
-        found = {}
         if group.rank == 0:  # the others are called
             count = len(workers)
             stages = [
@@ -144,8 +142,7 @@ def main(cfg: Config) -> None:
             print(f"{share:.1%} of {len(right)} new images recognised")
             if sent and not 1 <= sent / payload(count, cfg) < 1.1:
                 raise CourseError(f"{sent:,.0f} bytes sent in a step, for {payload(count, cfg):,} of payload")
-            found = {"losses": losses, "alone": alone, "sent": sent, "payload": payload(count, cfg)}
-        record_results("lab_24_train", found)
+            print(f"worker 0 sends {payload(count, cfg):,} bytes of activations and gradients in a step")
 
 
 if __name__ == "__main__":

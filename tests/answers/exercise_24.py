@@ -21,7 +21,7 @@ ANSWERS = [
     ),
     wrong(
         "Runs forward before the context begins.",
-        "a parameter has no gradient in this context: the forward ran before the context began",
+        "stage 0 ran in no context: forward was called before the context began",
         (
             """
             with dist_autograd.context() as context_id:
@@ -54,6 +54,21 @@ ANSWERS = [
         "Asks for the gradients when the context has ended.",
         "the context had ended: backward and the reading of gradients both belong inside",
         (f"    {FOUND}\nreturn loss.item(), found", f"{FOUND}\nreturn loss.item(), found"),
+    ),
+    wrong(
+        "Reads .grad.",
+        "stage 0, gradient of layer.weight is None: nothing is kept in .grad here",
+        ("name: found[parameter] for", "name: parameter.grad for"),
+    ),
+    wrong(
+        "The first call of each reference goes out through rpc_async of the reference.",
+        "whose first call for a reference is sent by a thread that has no context",
+        (FORWARD, "stage.rpc_async().forward(x).wait()"),
+    ),
+    wrong(
+        "Backward starts at the sum.",
+        "stage 0, gradient of layer.weight is 7 times that of one process",
+        ("dist_autograd.backward(context_id, [loss])", "dist_autograd.backward(context_id, [7 * loss])"),
     ),
     right(
         "The loss in two parts, and a return inside of the context.",

@@ -11,6 +11,20 @@ FAULTS: list[Fault] = [
         run="23_calls",
     ),
     Fault("23_calls", "if len(here) == guests:", "if len(here) >= 1:", "meet() answered when only"),
+    Fault(
+        "23_weights",
+        "begin = size * parameter.device_mesh.get_local_rank()",
+        "begin = 0",
+        "is not what the trainers have",
+        run="23_sync",
+        ranks=4,
+    ),
+    Fault(
+        "23_sync",
+        "self.spare[name][part].copy_(piece)",
+        "self.parts[name][part].copy_(piece)",
+        "answers with pieces of version 3, not yet published",
+    ),
     Fault("23_parameter_server", "self.weight.sub_(", "self.weight.add_(", "weights: differs by"),
     Fault(
         "23_rref", "            rpc.rpc_sync(keeper, let_go)\n", "", "tables are alive on worker1, expected 0"

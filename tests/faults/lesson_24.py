@@ -23,6 +23,12 @@ FAULTS: list[Fault] = [
         "",
         "an error was expected: RPC ran for more than set timeout",
     ),
+    Fault(
+        "24_faults",
+        "return module.rpc_async().forward(x)",
+        "return rpc.rpc_async(module.owner(), forward, args=(module, x))",
+        "gradients here and there: (2, 2)",
+    ),
 ]
 
 STILL_WITHOUT: list[str] = []

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from shared.comm.rpc import start_workers
@@ -24,6 +25,11 @@ TOLERANCE = 1e-12
 PATIENCE_S = 7.0  # for an answer; for the other ranks, who may wait for theirs
 LONG_PATIENCE_S = 30.0
 NEVER_SENT = "backward waits for a gradient that nobody sends: the loss does not use a call's result"
+NO_CONTEXT = (
+    "stage {} ran in no context: forward was called before the context began, or through "
+    "`stage.rpc_async()`, whose first call for a reference is sent by a thread that has no context; "
+    "rpc.rpc_sync and rpc.rpc_async take the context along"
+)
 HELD: list[rpc.RRef] = []
 
 
@@ -35,10 +41,22 @@ class Stage(nn.Module):
         torch.manual_seed(number)
         self.layer = nn.Linear(*WIDTHS[number], dtype=torch.float64)
         self.runs = []  # calls may run at the same time: `+= 1` would lose some
+        self.outside = []  # those in no context
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.runs.append(1)
+        if not in_a_context():
+            self.outside.append(1)
         return torch.tanh(self.layer(x))
+
+
+def in_a_context() -> bool:
+    """Whether the call that this thread runs came with a context."""
+    try:
+        dist_autograd._current_context()
+    except RuntimeError:
+        return False
+    return True
 
 
 def held() -> list[rpc.RRef]:
@@ -46,10 +64,11 @@ def held() -> list[rpc.RRef]:
     return HELD
 
 
-def state_of(stage: rpc.RRef) -> tuple[int, bool]:
-    """(how often the stage ran on its owner, whether a .grad was filled)."""
+def state_of(stage: rpc.RRef) -> tuple[int, int, bool]:
+    """(how often the stage ran on its owner, how often in no context, whether a .grad was filled)."""
     module = stage.local_value()
-    return len(module.runs), any(parameter.grad is not None for parameter in module.parameters())
+    filled = any(parameter.grad is not None for parameter in module.parameters())
+    return len(module.runs), len(module.outside), filled
 
 
 def reference(x: torch.Tensor, y: torch.Tensor) -> tuple[float, list[dict[str, torch.Tensor]]]:
@@ -84,7 +103,22 @@ def look_at(result: object, x: torch.Tensor, y: torch.Tensor) -> None:
         if missing:
             raise Wrong(f"stage {number} has no gradient of {missing[0]}")
         for name, gradient in right.items():
+            look_at_gradient(f"stage {number}, gradient of {name}", found[name], gradient)
             assert_equal(f"stage {number}, gradient of {name}", found[name], gradient, TOLERANCE)
+
+
+def look_at_gradient(what: str, found: object, right: torch.Tensor) -> None:
+    """Raise ``Wrong`` with a sentence for the mistakes that have one."""
+    if found is None:
+        kept = "dist_autograd.get_gradients(context_id) on the owner has it"
+        raise Wrong(f"{what} is None: nothing is kept in .grad here, {kept}")
+    if not isinstance(found, torch.Tensor) or found.shape != right.shape:
+        raise Wrong(f"{what} is no tensor of shape {tuple(right.shape)}: {type(found).__name__}")
+    factor = ((found * right).sum() / (right * right).sum()).item()
+    if abs(factor - 1) > TOLERANCE and torch.allclose(found, factor * right):
+        raise Wrong(
+            f"{what} is {factor:.3g} times that of one process: backward is to start at the mean loss"
+        )
 
 
 def in_words(error: Exception) -> str:
@@ -144,7 +178,9 @@ def examine(answer: ModuleType, group: Group) -> None:
     if isinstance(problem, NotImplementedError):
         raise problem
     for number, stage in enumerate(rpc.rpc_sync("worker0", held)):
-        runs, filled = rpc.rpc_sync(stage.owner(), state_of, args=(stage,))
+        runs, outside, filled = rpc.rpc_sync(stage.owner(), state_of, args=(stage,))
+        if outside and problem:
+            raise Wrong(NO_CONTEXT.format(number))
         if runs < group.world_size and (not problem or "gradient" in str(problem)):
             used = f"{group.world_size} ranks used it"
             raise Wrong(f"stage {number} ran {runs} times on its owner, {stage.owner_name()}; {used}")
