@@ -4,17 +4,22 @@ import argparse
 import signal
 import sys
 import time
+import traceback
 from importlib import metadata
 
+from . import ending
+from .inside import BRIEF, CALLS, FULL
 from .job import Job, JobError
+from .life import MOVING, activity, life, use_of
 from .outside import look_into
-from .ranks import BUSY, Rank, mark_busy, ranks_of
-from .verdict import Verdict, verdict
+from .ranks import Place, Rank, main_stack, own_place, ranks_of
+from .verdict import Verdict, nobody, verdict
 
 AFTER_S = 30.0
 LOOKS = 5  # in this time
 NOBODY_WAITS = 3  # times as long: a rank may load data, or import
 SHORTEST_S = 0.5  # between two looks
+LONGEST_S = 2.0
 BAD_INPUT = 2  # as argparse ends after a wrong option
 HANGS = 3
 INTERRUPTED = 130
@@ -22,13 +27,16 @@ INTERRUPTED = 130
 EPILOG = """\
 examples:
   rank-doctor -- torchrun --standalone --nproc-per-node=2 train.py --lr 0.1
-  rank-doctor --after 60 -- python -m torch.distributed.run ...
+  rank-doctor --after 60 --end -- python -m torch.distributed.run ...
   rank-doctor --pid 4711
+
+It tells what it sees and leaves the job alone. With --end it ends the job, if it is proved that it hangs:
+all ranks are seen, each has ended or waits for another one, and none of them can come.
 
 exit code:
   the command's own, if it ends by itself
   2  an option is wrong, or the command or process cannot be looked into
-  3  it hangs: the verdict was told, and the command and all that it started were ended
+  3  with --end: it hangs; the verdict was told, and the command and all that it started were ended
 
 The script is run as it is. Its Python processes get one more thread, which tells where they are.
 It sees the ranks of this machine. Two calls of one kind and shape that are swapped look the same.
@@ -46,7 +54,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="rank-doctor",
         description="Run a job of several ranks, and say which rank holds it up when nothing moves.",
-        usage="rank-doctor [--after SECONDS] [--keep] [--stacks] (-- COMMAND ... | --pid PID)",
+        usage="rank-doctor [--after SECONDS] [--end] [--stacks] (-- COMMAND ... | --pid PID)",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,12 +66,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=float,
         default=AFTER_S,
         metavar="SECONDS",
-        help=f"how long a rank waits and no call is made or done before it is a hang ({AFTER_S:.0f}); "
+        help=f"how long a rank waits and no call is made or done before it is told ({AFTER_S:.0f}); "
         "three times as long if no rank waits in a call",
     )
-    parser.add_argument("--keep", action="store_true", help="tell, and let the job go on")
-    parser.add_argument("--stacks", action="store_true", help="print the whole stack of each rank, too")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--end", action="store_true", help="end the job when it is proved that it hangs")
+    parser.add_argument("--stacks", action="store_true", help="print the stacks of each rank's threads, too")
+    given = sys.argv[1:] if arguments is None else arguments
+    options, unknown = parser.parse_known_args(given)
+    if unknown and options.command and "--" not in given:
+        parser.error(f"put -- before the command: rank-doctor -- {' '.join(given)}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if bool(options.command) == (options.pid is not None):
         parser.error("give either a command after -- or --pid")
     if not 0 < options.after < float("inf"):
@@ -86,9 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return watch(job, options)
     except KeyboardInterrupt:
+        job.end()  # who ends the doctor ends the job, as without it
         return INTERRUPTED
     finally:
-        job.end()
+        job.forget()
 
 
 def leave(number: int, frame: object) -> None:
@@ -98,94 +112,176 @@ def leave(number: int, frame: object) -> None:
 
 def look_once(options: argparse.Namespace) -> int:
     seconds = min(options.after, 2.0)
-    before = ranks_of(look_into(options.pid))
+    before = Look(look_into(options.pid))
     time.sleep(seconds)
-    ranks = ranks_of(look_into(options.pid))
-    if not ranks:
+    now = Look(look_into(options.pid))
+    if not now.ranks:
         raise JobError(f"process {options.pid} and those below it are no ranks")
-    mark_busy(ranks, before, seconds)
-    tell(verdict(ranks, expected(ranks)), ranks, options, "as it is now")
+    now.mark_life(before)
+    tell(verdict(now.ranks, expected(now.ranks)), now.ranks, options, "as it is now")
     return 0
-
-
-def watch(job: Job, options: argparse.Namespace) -> int:
-    """Look again and again, until the job ends or hangs."""
-    step = max(SHORTEST_S, options.after / LOOKS)
-    told = ""
-    since = Look([], time.monotonic())  # the first look since which nothing has moved
-    while True:
-        wait(job, step)
-        code = job.exit_code()
-        if code is not None:
-            report_end(job, code)
-            return code
-        now = Look(job.ask(full=False), time.monotonic())
-        if now.has_moved_since(since):
-            since = now
-        patience = options.after if now.waits else NOBODY_WAITS * options.after
-        if now.at - since.at < patience:
-            continue
-        mark_busy(now.ranks, since.ranks, now.at - since.at)
-        found, ranks = examine(job, now)
-        if job.exit_code() is not None or progress_of(ranks) != progress_of(now.ranks):
-            continue  # it has moved while we asked
-        ends = found.hangs and not options.keep
-        if ends:
-            job.end()  # first, so that the verdict is the last thing that is printed
-        if str(found) != told:
-            told = str(found)
-            tell(found, ranks, options, f"no call was made or done for {patience:g} s")
-        if ends:
-            return HANGS
 
 
 class Look:
     """What the job's processes answered at one time."""
 
-    def __init__(self, answers: list[dict], at: float) -> None:
-        self.at = at
+    def __init__(self, answers: list[dict]) -> None:
+        self.at = time.monotonic()
+        self.answers = answers
         self.ranks = ranks_of(answers)
-        self.cpu_s = {said["pid"]: said.get("cpu_s", 0.0) for said in answers if said["alive"]}
+        self.use = use_of(answers)
 
     @property
     def waits(self) -> bool:
         """Whether a rank waits in a call of torch.distributed."""
-        return any(rank.open_calls or rank.waits_in for rank in self.ranks.values())
+        return any(rank.waits for rank in self.ranks.values())
 
     def has_moved_since(self, before: "Look") -> bool:
         """Whether a rank has come, made a call or ended one. If none waits: whether any process works."""
-        if not self.ranks or progress_of(self.ranks) != progress_of(before.ranks):
+        if progress_of(self.ranks) != progress_of(before.ranks):
             return True
         if self.waits:
-            return False
-        if self.cpu_s.keys() != before.cpu_s.keys():
+            return self.transfers_since(before)
+        if self.use.keys() != before.use.keys():
             return True
-        works = any(self.cpu_s[pid] - before.cpu_s[pid] > BUSY * (self.at - before.at) for pid in self.cpu_s)
-        return works or any(rank.stack != before.ranks[number].stack for number, rank in self.ranks.items())
+        if any(rank.stacks != before.ranks[number].stacks for number, rank in self.ranks.items()):
+            return True
+        seconds = self.at - before.at
+        return any(activity(self.use[pid], before.use[pid], seconds) for pid in self.use)
+
+    def transfers_since(self, before: "Look") -> bool:
+        """Whether data flows for a rank that waits: a large call over a slow network."""
+        found = self.life_since(before)
+        return any(rank.waits and found.get(rank.pid) == MOVING for rank in self.ranks.values())
+
+    def life_since(self, before: "Look") -> dict[int, str]:
+        pids = {rank.pid for rank in self.ranks.values()}
+        return life(self.answers, pids, self.use, before.use, self.at - before.at)
+
+    def mark_life(self, before: "Look") -> None:
+        """Say of each rank by what it, or a process below it, has shown life since ``before``."""
+        found = self.life_since(before)
+        for rank in self.ranks.values():
+            rank.works = found.get(rank.pid, "")
 
 
-def wait(job: Job, seconds: float) -> None:
-    """Until the job ends, but not longer than this."""
-    give_up = time.monotonic() + seconds
-    while job.exit_code() is None and time.monotonic() < give_up:
-        time.sleep(0.05)
+def launchers(answers: list[dict]) -> list[tuple[str, Place]]:
+    """(functions on the stack, innermost place) of each living process, where none of them is a rank."""
+    found = []
+    for said in answers:
+        stack = main_stack(said.get("stacks", {}))
+        place = own_place(stack)
+        if said["alive"] and place is not None:
+            found.append((" ".join(frame[2] for frame in stack), place))
+    return found
 
 
 def progress_of(ranks: dict[int, Rank]) -> dict[int, tuple]:
     return {number: rank.progress() for number, rank in ranks.items()}
 
 
-def examine(job: Job, brief: Look) -> tuple[Verdict, dict[int, Rank]]:
-    """Ask for all that the ranks know, and find the words."""
-    ranks = ranks_of(job.ask(full=True))
-    for number, rank in ranks.items():
-        rank.busy = number in brief.ranks and brief.ranks[number].busy
-    return verdict(ranks, expected(ranks)), ranks
-
-
 def expected(ranks: dict[int, Rank]) -> int:
     """How many ranks there should be."""
     return max([rank.world_size for rank in ranks.values()] + [max(ranks, default=-1) + 1])
+
+
+class Watch:
+    """What the doctor of a job knows while it looks again and again."""
+
+    def __init__(self, job: Job, options: argparse.Namespace) -> None:
+        self.job = job
+        self.options = options
+        self.since = Look([])  # the first look since which nothing has moved
+        self.stalled: Look | None = None  # the second one, in which the calls were asked for
+        self.told = ""
+        self.told_at = 0.0  # seconds after ``since``
+
+    def look(self) -> bool:
+        """Look once. Returns whether it is proved that the job hangs."""
+        now = Look(self.job.ask(BRIEF if self.stalled is None else CALLS))
+        if now.has_moved_since(self.since):
+            if self.told and not any(rank.is_dead for rank in now.ranks.values()):
+                say("it moves again")
+            self.since, self.stalled, self.told, self.told_at = now, None, "", 0.0
+            return False
+        if self.stalled is None:
+            self.stalled = Look(self.job.ask(CALLS))
+            return False
+        seconds = now.at - self.since.at
+        patience = self.options.after if now.waits else NOBODY_WAITS * self.options.after
+        if seconds < patience or seconds < 2 * self.told_at:
+            return False
+        return self.examine(now, seconds if self.told else patience)
+
+    def examine(self, now: Look, seconds: float) -> bool:
+        """Ask for all that the ranks know, and tell it. Returns whether it is proof."""
+        full = Look(self.job.ask(FULL))
+        if self.job.exit_code() is not None or progress_of(full.ranks) != progress_of(now.ranks):
+            return False  # it has moved while we asked
+        assert self.stalled is not None
+        now.mark_life(self.stalled)  # the full answers come late: torch imports its compiler for them
+        for number, rank in full.ranks.items():
+            rank.works = now.ranks[number].works
+        if full.ranks:
+            found = verdict(full.ranks, expected(full.ranks))
+        else:
+            found = nobody(launchers(full.answers))
+        again = self.told == found.kind and found.may_move
+        self.told_at = now.at - self.since.at
+        if str(found) != self.told:
+            self.told = found.kind if found.may_move else str(found)
+            still = "still " if again else ""
+            when = f"{still}no call was made or done for {seconds:.3g} s"
+            when += "; this need not be a hang" if found.may_move else ""
+            tell(found, full.ranks, self.options, when)
+        return found.is_proof
+
+
+def watch(job: Job, options: argparse.Namespace) -> int:
+    """Look again and again, until the job ends, or hangs and is to be ended."""
+    step = min(max(SHORTEST_S, options.after / LOOKS), LONGEST_S)
+    seen = Watch(job, options)
+    fails = False
+    while True:
+        wait(job, step)
+        code = job.exit_code()
+        if code is not None:
+            if code != 0:
+                tell_end(job, code)
+            return code
+        if fails:
+            continue
+        try:
+            is_proved = seen.look()
+        except Exception:
+            fails = True  # a job must not end because its doctor is wrong
+            traceback.print_exc()
+            say("the doctor itself has failed, see above; the job goes on without it")
+            continue
+        if is_proved and options.end:
+            job.end()
+            say("the job was ended: nobody is left who could come")
+            return HANGS
+
+
+def wait(job: Job, seconds: float) -> None:
+    """Until the job ends, but not longer than this. Processes that end meanwhile are seen."""
+    give_up = time.monotonic() + seconds
+    while job.exit_code() is None and time.monotonic() < give_up:
+        job.see_deaths()
+        time.sleep(0.03)
+
+
+def tell_end(job: Job, code: int) -> None:
+    """If the job failed, say which rank was the first: the others are echoes."""
+    answers = job.last_known()
+    try:
+        ranks = ranks_of(answers)
+        lines = ending.lines_of(ranks, answers, expected(ranks), code)
+    except Exception:
+        traceback.print_exc()
+        lines = ["the doctor itself has failed, see above"]
+    say(f"the command ended with exit code {code}\n" + "\n".join(f"  {line}" for line in lines))
 
 
 def tell(found: Verdict, ranks: dict[int, Rank], options: argparse.Namespace, when: str) -> None:
@@ -195,21 +291,10 @@ def tell(found: Verdict, ranks: dict[int, Rank], options: argparse.Namespace, wh
         print(f"  The flight recorder could not be read: {problem}", file=sys.stderr)
     if options.stacks:
         for number, rank in ranks.items():
-            print(f"  rank {number}, main thread, innermost call last:", file=sys.stderr)
-            for file, line, function, text, _ in rank.stack:
-                print(f"    {file}:{line}, in {function}: {text}", file=sys.stderr)
-
-
-def report_end(job: Job, code: int) -> None:
-    """If the job failed, say whose exception came first: the others are echoes."""
-    if code == 0:
-        return
-    failed = [said for said in job.read("bye").values() if said["error"] and "RANK" in said["variables"]]
-    if failed:
-        first = min(failed, key=lambda said: said["time"])
-        own = [frame for frame in first["place"] if frame[4]] or first["place"]
-        place = f", at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
-        say(f"rank {first['variables']['RANK']} failed first: {first['error']}{place}")
+            for name, stack in rank.stacks.items():
+                print(f"  rank {number}, {name}, innermost call last:", file=sys.stderr)
+                for file, line, function, text, _ in stack:
+                    print(f"    {file}:{line}, in {function}: {text}", file=sys.stderr)
 
 
 def say(text: str) -> None:

@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from .ranks import Call, Rank
 
 DEFAULT = "default_pg"
-KINDS, SHAPES, MISSING = "kinds", "shapes", "missing"
+KINDS, SHAPES, MISSING, STUCK = "kinds", "shapes", "missing", "stuck"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One call of a group. ``made``: {rank: its call}; ``missing``: members that have not made it."""
+    """One call of a group. ``made``: {rank: its call}; ``missing``: members that have not made it.
+
+    STUCK: all members have made the same call, and it does not end.
+    """
 
     what: str
     group: str
     number: int
     made: dict[int, Call]
     missing: list[int]
+    members: list[int]
 
     @property
     def waiting(self) -> list[int]:
@@ -52,7 +56,8 @@ def differences(ranks: dict[int, Rank], world_size: int) -> list[Difference]:
         one = first_difference(group_name if group_name == DEFAULT else group, logs, members)
         if one is not None:
             found.append(one)
-    return sorted(found, key=lambda one: (one.what == MISSING, min(call.id for call in one.made.values())))
+    order = (KINDS, SHAPES, MISSING, STUCK)
+    return sorted(found, key=lambda one: (order.index(one.what), min(call.id for call in one.made.values())))
 
 
 def first_difference(group: str, logs: dict[int, dict[int, Call]], members: list[int]) -> Difference | None:
@@ -63,9 +68,11 @@ def first_difference(group: str, logs: dict[int, dict[int, Call]], members: list
         made = {rank: log[number] for rank, log in logs.items() if number in log}
         missing = [rank for rank in members if rank not in made]
         if len({call.kind for call in made.values()}) > 1:
-            return Difference(KINDS, group, number, made, missing)
+            return Difference(KINDS, group, number, made, missing, members)
         if len({call.shape for call in made.values()}) > 1:
-            return Difference(SHAPES, group, number, made, missing)
+            return Difference(SHAPES, group, number, made, missing, members)
         if missing and any(not call.done for call in made.values()):
-            return Difference(MISSING, group, number, made, missing)
+            return Difference(MISSING, group, number, made, missing, members)
+        if all(not call.done for call in made.values()):
+            return Difference(STUCK, group, number, made, missing, members)
     return None

@@ -1,27 +1,42 @@
 """What runs in each Python process of a job: a thread that says where the process is, when it is asked.
 
 ``job`` puts a copy of this file, named sitecustomize.py, on the PYTHONPATH of the job, so Python imports it
-before the script. It needs the standard library alone, imports no torch by itself, and changes nothing that a
-script sees: no signal handler, no hook, no argument, no file descriptor.
+before the script. It needs the standard library alone, imports no torch by itself, wraps no function and
+registers no hook. What it takes: a thread, two file descriptors above 200, and through ``faulthandler`` the
+signal SIGRTMIN + 11 and the right to write the stacks when the process crashes.
 """
 
 import atexit
+import faulthandler
+import fcntl
 import importlib
 import json
 import os
 import pickle
+import signal
+import socket
+import struct
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 LOOK_S = 0.2
-DEEPEST = 60  # frames of a stack
+DEEPEST = 200  # frames of a stack, the innermost ones
+LONGEST_TEXT = 8000
 NOT_OURS = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
 FOLDER = "RANK_DOCTOR_FOLDER"
 QUESTION = "question.json"
-NOTHING: dict = {"rank": None, "world_size": None, "groups": {}, "calls": []}
+BRIEF, CALLS, FULL = 0, 1, 2  # how much is asked: where it is; its calls, too; the lines of the calls, too
+NOTHING: dict = {"rank": None, "world_size": None, "groups": {}, "status": {}, "calls": []}
+STACKS_SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
+FIRST_DESCRIPTOR = 200  # a script's own numbers stay as they are
+ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "to", "input_split_sizes", "output_split_sizes")
+MOST_NUMBERS = 200
+PLACE_BYTES = 1000
+TCP_INFO_BYTES = struct.Struct("=120xQQ")  # linux/tcp.h: tcpi_bytes_acked, tcpi_bytes_received
 
 
 class Agent:
@@ -34,6 +49,9 @@ class Agent:
         self.is_worker = False  # a fork of a process that had a group: its locks may be held by nobody
         self.stopping = threading.Event()
         self.thread: threading.Thread | None = None
+        self.spent = [0.0, 0]  # processor seconds and bytes of our own threads that have ended
+        self.crash_file: int | None = None
+        self.place_file: int | None = None
 
     def start(self) -> None:
         self.stopping = threading.Event()
@@ -48,11 +66,15 @@ class Agent:
     def start_in_fork(self) -> None:
         self.is_fork = True
         self.is_worker = has_group()
+        self.spent = [0.0, 0]
+        self.open_place_file()
+        self.write_stacks_when_it_crashes()
         self.hello()
         self.start()
 
     def watch(self) -> None:
         while not self.stopping.wait(LOOK_S):
+            self.note_place()
             try:
                 question = json.loads((self.folder / QUESTION).read_text(encoding="utf-8"))
             except (OSError, ValueError):
@@ -60,6 +82,37 @@ class Agent:
             if question["number"] > self.answered:
                 self.answered = question["number"]
                 self.answer(question)
+        self.spent = self.own_use()
+
+    def note_place(self) -> None:
+        """Keep the line of the main thread in a file: a process that is killed has no time to say it."""
+        place = next((frame for frame in frames_of_main() if is_own(frame.f_code.co_filename)), None)
+        if self.place_file is not None and place is not None:
+            said = [place.f_code.co_filename, place.f_lineno, place.f_code.co_name]
+            os.pwrite(self.place_file, json.dumps(said).ljust(PLACE_BYTES).encode()[:PLACE_BYTES], 0)
+
+    def open_place_file(self) -> None:
+        with suppress(OSError):
+            self.place_file = open_high(self.folder / f"place-{os.getpid()}.txt")
+
+    def write_stacks_when_it_crashes(self) -> None:
+        """Python does so without the interpreter's lock: at a crash, and when the doctor sends a signal."""
+        if self.crash_file is None and faulthandler.is_enabled():
+            return  # the script's own, by ``python -X faulthandler``
+        try:
+            self.crash_file = open_high(self.folder / f"stacks-{os.getpid()}.txt", os.O_APPEND)
+            faulthandler.enable(file=self.crash_file)
+            if STACKS_SIGNAL is not None:
+                faulthandler.register(STACKS_SIGNAL, file=self.crash_file)
+        except (OSError, ValueError):
+            pass  # no descriptor left, or none so high
+
+    def own_use(self) -> list:
+        """[processor seconds, bytes] of our threads: they are no sign of life."""
+        return [
+            self.spent[0] + time.thread_time(),
+            self.spent[1] + bytes_moved(f"/proc/self/task/{threading.get_native_id()}/io"),
+        ]
 
     def hello(self) -> None:
         """Say that there is such a process."""
@@ -68,24 +121,31 @@ class Agent:
     def goodbye(self) -> None:
         """At the end of the interpreter: how it ends. The thread must not run while Python goes down."""
         self.stop()
-        said = {**identity(), "error": "", "place": []}
-        error = getattr(sys, "last_value", None)  # Python keeps what nobody has caught
-        if error is not None:
-            said["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-            said["place"] = places(traceback.extract_tb(error.__traceback__))
+        said = {**identity(), **uncaught()}
+        if said["error"] and not self.is_worker:
+            said.update(what_torch_knows(CALLS))
         self.write("bye", said)
 
     def answer(self, question: dict) -> None:
         """At once without the places of calls: for these, torch imports its compiler when first asked."""
-        said = {**identity(), "is_fork": self.is_fork, "number": question["number"], "full": False}
-        said["cpu_s"] = time.process_time()
+        level = question["level"]
+        said = {**identity(), **uncaught()}
+        said |= {"is_fork": self.is_fork, "number": question["number"], "level": min(level, CALLS)}
+        cpu_s, moved = self.own_use()
+        said["cpu_s"] = time.process_time() - cpu_s
+        said["moved"] = bytes_moved("/proc/self/io") - moved
         said["stacks"] = self.stacks()
         said["message"] = open_message()
-        said.update(NOTHING if self.is_worker else what_torch_knows(with_places=False))
+        said["arguments"] = arguments_of_call()
+        if level >= CALLS:
+            said["sockets"] = bytes_of_sockets()
+            said["batches"] = batches()
+            said["numbers"] = numbers()
+        said.update(NOTHING if self.is_worker else what_torch_knows(min(level, CALLS)))
         self.write("answer", said)
-        if question["full"]:
-            said.update(NOTHING if self.is_worker else what_torch_knows(with_places=True))
-            said["full"] = True
+        if level == FULL:
+            said.update(NOTHING if self.is_worker else what_torch_knows(FULL))
+            said["level"] = FULL
             self.write("answer", said)
 
     def stacks(self) -> dict[str, list]:
@@ -93,11 +153,12 @@ class Agent:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         main = threading.main_thread().ident
         frames = sys._current_frames()
-        found = {}
+        found: dict[str, list] = {}
         for ident in sorted(frames, key=lambda ident: ident != main):
             if ident != threading.get_ident():
                 name = names.get(ident, f"thread {ident}")
-                found[name] = places(traceback.extract_stack(frames[ident]))
+                name = f"{name} ({ident})" if name in found else name
+                found[name] = places(traceback.walk_stack(frames[ident]))[::-1]
         return found
 
     def write(self, kind: str, said: dict) -> None:
@@ -108,6 +169,14 @@ class Agent:
             aside.replace(path)
         except OSError:
             pass  # the doctor has gone, and its folder with it
+
+
+def open_high(path: Path, flags: int = 0) -> int:
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
+    try:
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
+    finally:
+        os.close(opened)
 
 
 def identity() -> dict:
@@ -124,13 +193,22 @@ def identity() -> dict:
     }
 
 
-def places(stack: traceback.StackSummary) -> list:
-    """[[file, line, function, text, whether it is of the reader's own code], ...]."""
+def uncaught() -> dict:
+    """The exception that nobody has caught, which Python keeps: the process may live on in other threads."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return {"error": "", "text": "", "place": []}
+    said = f"{type(error).__name__}: {error}"
+    place = places(traceback.walk_tb(error.__traceback__))
+    return {"error": said.splitlines()[0], "text": said[-LONGEST_TEXT:], "place": place}
+
+
+def places(walk) -> list:
+    """[[file, line, function, "", whether it is of the reader's own code], ...]; the doctor adds the text."""
     found = []
-    for place in list(stack)[-DEEPEST:]:
-        found.append(
-            [place.filename, place.lineno or 0, place.name, place.line or "", is_own(place.filename)]
-        )
+    for frame, line in list(walk)[:DEEPEST]:
+        code = frame.f_code
+        found.append([code.co_filename, line or 0, code.co_name, "", is_own(code.co_filename)])
     return found
 
 
@@ -144,37 +222,51 @@ def has_group() -> bool:
     return is_initialized is not None and is_initialized()
 
 
-def what_torch_knows(with_places: bool) -> dict:
+def what_torch_knows(level: int) -> dict:
     """Rank, groups and calls of this process, as far as it has a process group."""
     try:
         if not has_group():
             return {**NOTHING, **arguments_of_init()}
         dist = sys.modules["torch.distributed"]
-        trace = newest_trace(sys.modules["torch"], with_places)
+        who = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+        trace = newest_trace(sys.modules["torch"], level)
         return {
-            "rank": dist.get_rank(),
-            "world_size": dist.get_world_size(),
-            "groups": {name: ranks_in(config) for name, config in trace.get("pg_config", {}).items()},
+            **who,
+            "groups": members_of_groups(dist),
+            "status": status_of(dist, trace.get("pg_status", {})),
             "calls": [call_of(entry) for entry in trace.get("entries", [])],
         }
     except Exception as error:  # a torch that is half imported, or another version's recorder
         return {**NOTHING, "problem": f"{type(error).__name__}: {error}"}
 
 
-def ranks_in(config: dict) -> list[int]:
-    """The members of a group, which the recorder gives as a text."""
-    ranks = config["ranks"]
-    return json.loads(ranks) if isinstance(ranks, str) else list(ranks)
+def members_of_groups(dist) -> dict[str, list[int]]:
+    """{name of a group that this process is in: its ranks}."""
+    world = dist.distributed_c10d._world
+    return {name: sorted(world.pg_group_ranks.get(group, {})) for group, name in list(world.pg_names.items())}
 
 
-def newest_trace(torch, with_places: bool) -> dict:
+def status_of(dist, recorded: dict) -> dict[str, list[int]]:
+    """{group: [calls begun, calls done, its own count, which has sends and receives, too]}."""
+    found = {
+        name: [one.get("last_enqueued_collective", -1), one.get("last_completed_collective", -1), 0]
+        for name, one in recorded.items()
+    }
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        with suppress(RuntimeError, AttributeError):  # not all backends count
+            found.setdefault(name, [-1, -1, 0])[2] = group._get_sequence_number_for_group()
+    return found
+
+
+def newest_trace(torch, level: int) -> dict:
     """The flight recorder's trace: nccl's if it holds anything, else that of the other backends."""
     c10d = torch._C._distributed_c10d
     found: dict = {}
     for dump in ("_dump_fr_trace", "_dump_nccl_trace"):
         if hasattr(c10d, dump):
-            trace = pickle.loads(getattr(c10d, dump)(includeStackTraces=with_places))
-            if trace.get("entries") or not found:
+            wanted = {"includeCollectives": level >= CALLS, "includeStackTraces": level == FULL}
+            trace = pickle.loads(getattr(c10d, dump)(**wanted))
+            if trace.get("entries") or trace.get("pg_status") or not found:
                 found = trace
     return found
 
@@ -199,16 +291,109 @@ def call_of(entry: dict) -> dict:
     }
 
 
+def frames_of_main() -> list:
+    """Those of the main thread, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def is_c10d(frame) -> bool:
+    return frame.f_code.co_filename.endswith("distributed_c10d.py")
+
+
 def open_message() -> list | None:
     """[send or recv, the other rank] if the main thread is in one; gloo does not record these."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
+    for frame in frames_of_main():
         kind = frame.f_code.co_name
-        if kind in ("send", "recv") and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            peer = frame.f_locals.get("dst" if kind == "send" else "src")
-            return [kind, peer if isinstance(peer, int) else None]
-        frame = frame.f_back
+        if kind in ("send", "recv") and is_c10d(frame):
+            side = "dst" if kind == "send" else "src"
+            return [kind, global_rank(frame.f_locals.get(side), frame.f_locals.get(f"group_{side}"), frame)]
     return None
+
+
+def global_rank(rank: object, group_rank: object, frame) -> int | None:
+    if isinstance(rank, int):
+        return rank
+    if not isinstance(group_rank, int):
+        return None
+    group = frame.f_locals.get("group")
+    try:
+        return (
+            group_rank
+            if group is None
+            else sys.modules["torch.distributed"].get_global_rank(group, group_rank)
+        )
+    except (KeyError, ValueError, RuntimeError):
+        return None
+
+
+def arguments_of_call() -> dict:
+    """What the recorder does not keep of the function of torch.distributed that the main thread is in."""
+    for frame in frames_of_main():
+        if is_c10d(frame) and not frame.f_code.co_name.startswith("_") and frame.f_code.co_name != "wrapper":
+            values = {name: frame.f_locals.get(name) for name in ARGUMENTS}
+            kept = {name: value for name, value in values.items() if isinstance(value, int | str | list)}
+            return {"function": frame.f_code.co_name, **json.loads(json.dumps(kept, default=str))}
+    return {}
+
+
+def batches() -> list:
+    """[[isend or irecv, the other rank], ...]: the P2POps that are at hand in the main thread's frames."""
+    found = []
+    for frame in frames_of_main():
+        for value in list(frame.f_locals.values()):
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if type(one).__name__ == "P2POp":
+                    message = [getattr(one.op, "__name__", "?"), one.peer]
+                    if message not in found:
+                        found.append(message)
+        if found:
+            return found
+    return found
+
+
+def numbers() -> list:
+    """[[file, line, function, {name: number}], ...] of the reader's own frames, innermost first."""
+    found = []
+    for frame in frames_of_main():
+        if is_own(frame.f_code.co_filename):
+            values = {**frame.f_globals, **frame.f_locals}
+            holder = frame.f_locals.get("self")
+            values |= {f"self.{name}": value for name, value in getattr(holder, "__dict__", {}).items()}
+            few = {name: value for name, value in values.items() if type(value) in (int, bool)}
+            few = dict(list(few.items())[-MOST_NUMBERS:])
+            found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, few])
+    return found
+
+
+def bytes_moved(path: str) -> int:
+    """Read and written, by files and pipes."""
+    try:
+        with Path(path).open(encoding="ascii") as file:
+            fields = dict(line.split(":") for line in file)
+    except (OSError, ValueError):
+        return 0
+    return sum(int(fields.get(name, 0)) for name in ("rchar", "wchar", "read_bytes"))
+
+
+def bytes_of_sockets() -> int:
+    """Sent and received by the TCP connections that are open now, which /proc does not count."""
+    found = 0
+    try:
+        descriptors = list(Path("/proc/self/fd").iterdir())
+    except OSError:
+        return 0
+    for descriptor in descriptors:
+        with suppress(OSError, struct.error):  # it is no TCP, or closed meanwhile
+            if str(descriptor.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(descriptor.name))) as one:
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES.size)
+                found += sum(TCP_INFO_BYTES.unpack(info))
+    return found
 
 
 def arguments_of_init() -> dict:
@@ -242,6 +427,8 @@ def begin() -> None:
     agent = Agent(folder)
     atexit.register(agent.goodbye)
     os.register_at_fork(before=agent.stop, after_in_parent=agent.start, after_in_child=agent.start_in_fork)
+    agent.open_place_file()
+    agent.write_stacks_when_it_crashes()
     agent.hello()
     agent.start()
 

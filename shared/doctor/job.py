@@ -1,24 +1,41 @@
-"""A job under the doctor's eyes: it is started, asked what its processes do, and ended."""
+"""A job under the doctor's eyes: it is started, asked what its processes do, and ended if that was wished."""
 
 import json
+import linecache
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import processes
-from .inside import FOLDER, QUESTION
+from .inside import FOLDER, FULL, QUESTION, STACKS_SIGNAL, is_own
 
 ANSWER_S = 5.0  # a process that does not answer within this time holds the interpreter, or is stopped
 PLACES_S = 60.0  # and then for the places of its calls
 GRACE_S = 5.0  # between SIGTERM and SIGKILL; torchrun needs some of it to end its ranks
+SIGNAL_S = 1.0  # for Python's crash handler to write the stacks of a process that does not answer
+# What Python's faulthandler writes.
+THREAD = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+).*\(most recent call first\)")
+FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 class JobError(Exception):
     """The command cannot be started, or a process cannot be looked into. The text is one line."""
+
+
+@dataclass
+class Death:
+    """The end of a process. ``order``: which one it is among those that were seen to end."""
+
+    order: int
+    code: int | None = None  # a signal is negative; None if its parent was faster than we
 
 
 class Asked:
@@ -26,6 +43,7 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.deaths: dict[int, Death] = {}
 
     def read(self, kind: str) -> dict[int, dict]:
         """{process: what it wrote last}. ``kind``: hello, answer or bye."""
@@ -36,39 +54,135 @@ class Asked:
                 found[said["pid"]] = said
         return found
 
-    def ask(self, full: bool) -> list[dict]:
-        """What the living processes answer. One that is silent or gone is in it by its greeting alone."""
+    def see_deaths(self) -> None:
+        """Note which of the job's processes have ended since, and how. A parent asks soon: look often."""
+        greeted = [int(path.stem.partition("-")[2]) for path in self.folder.glob("hello-*.json")]
+        for pid in greeted:
+            if pid not in self.deaths:
+                code = processes.exit_code_of(pid)
+                if code is not None or not (processes.PROC / str(pid)).exists():
+                    self.deaths[pid] = Death(len(self.deaths), code)
+
+    def ask(self, level: int) -> list[dict]:
+        """What the living processes answer. One that is silent or gone is in it by what it last said."""
         number = time.monotonic_ns()
         aside = self.folder / "question.part"
-        aside.write_text(json.dumps({"number": number, "full": full}), encoding="utf-8")
+        aside.write_text(json.dumps({"number": number, "level": level}), encoding="utf-8")
         aside.replace(self.folder / QUESTION)
         greeted = self.read("hello")
-        alive = processes.parents()
-        expected = {pid for pid in greeted if pid in alive}
+        expected = greeted.keys() & processes.parents().keys()
         asked_at = time.monotonic()
         answers: dict[int, dict] = {}
         while True:
             time.sleep(0.05)
             answers = {pid: said for pid, said in self.read("answer").items() if said["number"] == number}
+            expected &= processes.parents().keys()
             silent = expected - answers.keys()
-            incomplete = [pid for pid, said in answers.items() if full and not said["full"]]
+            incomplete = [pid for pid in expected & answers.keys() if answers[pid]["level"] < level]
             waited = time.monotonic() - asked_at
             if not (silent and waited < ANSWER_S) and not (incomplete and waited < PLACES_S):
                 break
+        return self.known(greeted, answers, level)
+
+    def known(self, greeted: dict[int, dict], answers: dict[int, dict], level: int = 0) -> list[dict]:
+        """All that is known of each process that has ever greeted."""
+        before = self.read("answer")
         byes = self.read("bye")
-        alive = processes.parents()
+        parent_of = processes.parents()
+        self.see_deaths()
+        children = children_of(greeted, parent_of)
         found = []
         for pid, hello in greeted.items():
-            said = {**hello, **answers.get(pid, {})}
+            said = {**hello, **before.get(pid, {}), **answers.get(pid, {})}
             said["answered"] = pid in answers
-            said["alive"] = pid in alive
+            said["alive"] = pid in parent_of
             said["stopped"] = processes.is_stopped(pid)
             said["bye"] = byes.get(pid)
-            if pid not in answers:
-                before = self.read("answer").get(pid, {})
-                said = {**before, **said}  # what it last said
+            said["death"] = self.deaths.get(pid)
+            said["ancestors"] = processes.ancestors(pid, parent_of)
+            said["children"] = children.get(pid, [])
+            said["use"] = (processes.cpu_s_of(pid), processes.moved_of(pid))
+            if said["alive"] and not said["answered"] and level == FULL and not said["stopped"]:
+                said["stacks"] = self.stacks_by_signal(pid) or said.get("stacks", {})
+            crash = "" if said["alive"] else self.written_stacks(pid).rpartition("Fatal Python error")[2]
+            said["stacks"] = stacks_in(crash) or said.get("stacks", {})
+            if not said["alive"] and not crash:
+                said["stacks"] = self.last_place(pid) or said["stacks"]
+            add_texts(said)
             found.append(said)
         return found
+
+    def last_known(self) -> list[dict]:
+        """What was last said, without asking: for a job that has ended."""
+        return self.known(self.read("hello"), {})
+
+    def stacks_by_signal(self, pid: int) -> dict[str, list]:
+        """Of a process in which a function in C holds the interpreter. Empty if it does not listen."""
+        if STACKS_SIGNAL is None or not processes.catches(pid, STACKS_SIGNAL):
+            return {}
+        before = self.written_stacks(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, STACKS_SIGNAL)
+        give_up = time.monotonic() + SIGNAL_S
+        while time.monotonic() < give_up:
+            time.sleep(0.1)
+            written = self.written_stacks(pid)
+            if len(written) > len(before):
+                time.sleep(0.1)  # it writes line by line
+                return stacks_in(self.written_stacks(pid)[len(before) :])
+        return {}
+
+    def last_place(self, pid: int) -> dict[str, list]:
+        """Where a process was a moment before it was gone: its own thread notes it each 0.2 s."""
+        with suppress(OSError, ValueError):
+            file, line, function = json.loads((self.folder / f"place-{pid}.txt").read_text(encoding="utf-8"))
+            return {"MainThread": [[file, line, function, "", is_own(file)]]}
+        return {}
+
+    def written_stacks(self, pid: int) -> str:
+        with suppress(OSError):
+            return (self.folder / f"stacks-{pid}.txt").read_text(encoding="utf-8", errors="replace")
+        return ""
+
+
+def stacks_in(text: str) -> dict[str, list]:
+    """{thread: its stack, innermost call last}, from what faulthandler has written; the main thread first."""
+    found: dict[str, list] = {}
+    for line in text.splitlines():
+        if THREAD.match(line):
+            found[f"thread {len(found)}"] = []
+        frame = FRAME.match(line)
+        if frame and found:
+            file, number, function = frame.groups()
+            found[list(found)[-1]].insert(0, [file, int(number), function, "", is_own(file)])
+    stacks = [stack for stack in found.values() if stack and not is_ours(stack)]
+    main_last = sorted(stacks, key=lambda stack: stack[0][2] != "<module>")
+    return {"MainThread" if n == 0 else f"thread {n}": stack for n, stack in enumerate(main_last)}
+
+
+def is_ours(stack: list) -> bool:
+    return any(frame[0].endswith("sitecustomize.py") and frame[2] == "watch" for frame in stack)
+
+
+def children_of(greeted: Collection[int], parent_of: dict[int, int]) -> dict[int, list[list]]:
+    """{process: [[pid, command, processor seconds, bytes], ...]}: what runs below it without our thread."""
+    found: dict[int, list[list]] = {}
+    for child in parent_of.keys() - set(greeted):
+        above = processes.ancestors(child, parent_of)
+        nearest = next((one for one in above if one in greeted), None)
+        if nearest is not None:
+            use = [processes.cpu_s_of(child), processes.moved_of(child)]
+            found.setdefault(nearest, []).append([child, processes.command_of(child), *use])
+    return found
+
+
+def add_texts(said: dict) -> None:
+    """The line of each place: the files are read here, not in the job."""
+    linecache.checkcache()
+    bye = said["bye"] or {}
+    for stack in [*said.get("stacks", {}).values(), said.get("place", []), bye.get("place", [])]:
+        for place in stack:
+            place[3] = place[3] or linecache.getline(place[0], place[1]).strip()
 
 
 class Job(Asked):
@@ -82,7 +196,9 @@ class Job(Asked):
         path = os.pathsep.join(part for part in (str(self.folder), before) if part)
         environment = {**os.environ, "PYTHONPATH": path, FOLDER: str(self.folder)}
         try:
-            self.process = subprocess.Popen(command, env=environment, preexec_fn=processes.end_with_us)
+            self.process = subprocess.Popen(
+                [found_command(command[0]), *command[1:]], env=environment, preexec_fn=processes.end_with_us
+            )
         except OSError as error:
             shutil.rmtree(self.folder)
             reason = error.strerror or type(error).__name__
@@ -94,7 +210,7 @@ class Job(Asked):
         return code if code is None or code >= 0 else 128 - code
 
     def end(self) -> None:
-        """End the command and whatever descends from it, and remove the folder. Once is enough."""
+        """End the command and whatever descends from it."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -104,4 +220,15 @@ class Job(Asked):
             self.process.wait()
         while left := processes.descendants(os.getpid()):
             processes.end(left, GRACE_S)
+
+    def forget(self) -> None:
+        """Remove the folder. What the job has left running goes on."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def found_command(name: str) -> str:
+    """``torchrun`` stands beside the interpreter, also where its environment is not activated."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) is None and os.sep not in name and os.access(beside, os.X_OK):
+        return str(beside)
+    return name

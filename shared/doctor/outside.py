@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from . import processes
-from .inside import FOLDER, is_own
+from .inside import FOLDER, FULL, is_own
 from .job import Asked, JobError
 
 PY_SPY_S = 20.0
@@ -27,7 +27,7 @@ def look_into(pid: int) -> list[dict]:
     for member in family:
         folder = Path(processes.variables_of(member).get(FOLDER, "nowhere"))
         if folder.is_dir():
-            return [said for said in Asked(folder).ask(full=True) if said["pid"] in family]
+            return [said for said in Asked(folder).ask(FULL) if said["pid"] in family]
     py_spy = shutil.which("py-spy")
     if py_spy is None:
         raise JobError(
@@ -57,7 +57,12 @@ def look_into(pid: int) -> list[dict]:
                 "calls": [],
                 "knows_calls": False,
                 "groups": {},
+                "use": (processes.cpu_s_of(member), processes.moved_of(member)),
                 "cpu_s": processes.cpu_s_of(member),
+                "moved": 0,
+                "ancestors": processes.ancestors(member, alive),
+                "children": [],
+                "death": None,
                 "is_fork": False,
                 "alive": True,
                 "answered": True,

@@ -12,6 +12,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 PROC = Path("/proc")
+LONGEST_COMMAND = 80
 
 
 def adopt_orphans() -> None:
@@ -55,6 +56,48 @@ def descendants(pid: int) -> list[int]:
         found += new
         todo += new
     return found
+
+
+def ancestors(pid: int, parent_of: dict[int, int]) -> list[int]:
+    """Its parent, that one's parent, and so on."""
+    found: list[int] = []
+    while (pid := parent_of.get(pid, 0)) and pid not in found:
+        found.append(pid)
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Its command line, shortened."""
+    with suppress(OSError):
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return " ".join(word for word in words if word)[:LONGEST_COMMAND]
+    return ""
+
+
+def exit_code_of(pid: int) -> int | None:
+    """That of a process which is dead and whose parent has not asked for it yet; a signal is negative."""
+    with suppress(OSError, IndexError, ValueError):
+        fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        if fields[0] == "Z":
+            return os.waitstatus_to_exitcode(int(fields[49]))
+    return None
+
+
+def moved_of(pid: int) -> int:
+    """Bytes that it has read and written, sockets left out; 0 where we may not look."""
+    with suppress(OSError, ValueError):
+        fields = dict(line.split(":") for line in (PROC / str(pid) / "io").read_text().splitlines())
+        return sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes"))
+    return 0
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for a signal, which would end it otherwise."""
+    with suppress(OSError, ValueError):
+        for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def is_alive(pid: int) -> bool:

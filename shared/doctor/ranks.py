@@ -1,10 +1,14 @@
 """Ranks, as what their processes say makes them up."""
 
+import linecache
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-BUSY = 0.03  # a rank that uses more than this share of a processor computes
+from .source import messages_in
+
+BUSY = 0.03  # a process that uses more than this share of a processor computes
+MOVES = 1000.0  # and one that moves more bytes than this in a second reads or writes
 # Functions of torch in which a rank may wait without a call of the flight recorder; outermost first.
 WAITS_IN = {
     "init_process_group": "init_process_group",
@@ -16,9 +20,20 @@ WAITS_IN = {
     "_wait_all": "rpc.wait_all",
     "_store_based_barrier": "a barrier of the store",
 }
-# Beginnings of what a rank's own line calls, and what it is then said to wait in.
-MESSAGE = re.compile(r"(?P<kind>send|recv) \d+(->|<-)(?P<peer>\d+)")
-WAITS_AT = ("store.get(", "store.wait(", "store.barrier(", ".wait()")
+FOR_ALL = ("init_process_group", "new_group", "monitored_barrier", "init_rpc", "rpc.shutdown")
+MESSAGE = re.compile(r"(?P<kind>send|recv) \d+(->|<-)(?P<peer>\d+)")  # as nccl's recorder has it
+# What a rank's own line calls in C++, so that no frame shows it.
+WAITS_AT = ("store.get(", "store.wait(", "store.barrier(", ".wait()", ".synchronize()")
+DEBUGGERS = re.compile(r"/(pdb|bdb|ipdb|pudb|cmd|code|getpass)(/.*)?\.py$|/IPython/")
+KEYBOARD = re.compile(r"\b(input|getpass|breakpoint)\s*\(|\bstdin\b")
+STOPS = re.compile(r"\b(breakpoint|set_trace|post_mortem|embed)\s*\(")
+STARTS_A_PROCESS = ("_bootstrap", "_worker_loop")
+# The text of an error by which a rank tells that another one has gone or does not come.
+ECHO_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+ECHO = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|[Tt]imed out|[Tt]imeout|recvValue|failed to recv|"
+    r"remote process exited|was aborted|[Ss]ocket|connectFullMesh|NCCL"
+)
 
 
 @dataclass(frozen=True)
@@ -60,26 +75,49 @@ class Rank:
     world_size: int
     state: str  # alive, silent, stopped, ended, failed or gone
     place: Place | None = None
-    waits_in: str = ""  # a function of torch, if the main thread is in one that waits
-    message: tuple[str, int | None] | None = None  # (send or recv, the other rank), if it waits in one
-    stack: list = field(default_factory=list)
+    waits_in: str = ""  # a function of torch, if a thread is in one that waits
+    messages: list[tuple[str, int | None]] = field(default_factory=list)  # (send or recv, the other rank)
+    stacks: dict[str, list] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     knows_calls: bool = True  # False: py-spy has seen its stack, and nothing else is known
     groups: dict[str, list[int]] = field(default_factory=dict)
-    cpu_s: float = 0.0
-    busy: bool = False
+    status: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # {group: calls begun, done, and its own count}
+    stands_in: str = ""  # ``waits_in`` without the names of other ranks
+    arguments: dict = field(default_factory=dict)  # of the function of torch.distributed that it is in
+    on_this_machine: list[int] = field(default_factory=list)  # the ranks that its launcher starts here
+    works: str = ""  # by what it shows life, such as "computes"
+    keyboard: str = ""  # what reads from it
+    breakpoint: str = ""  # the line that has called the debugger, as far as it stands above
+    helpers: list[str] = field(default_factory=list)  # where its other threads and processes are
     error: str = ""
+    code: int | None = None  # how its process ended, a signal is negative
+    died: int | None = None  # as which one of the job's processes
     problem: str = ""
 
     @property
     def open_calls(self) -> list[Call]:
         return [call for call in self.calls if not call.done]
 
+    @property
+    def is_dead(self) -> bool:
+        return self.state in ("gone", "failed", "ended")
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it failed because another one has gone or has not come."""
+        kind, _, text = self.error.partition(": ")
+        return kind.rpartition(".")[2] in ECHO_TYPES and bool(ECHO.search(text))
+
+    @property
+    def waits(self) -> bool:
+        begun = any(begun > done for begun, done, _ in self.status.values())
+        return bool(begun or self.open_calls or self.waits_in)
+
     def progress(self) -> tuple:
         """What changes when the rank makes a call, or when one of its calls is done."""
-        done = sum(call.done for call in self.calls)
-        newest = self.calls[-1].id if self.calls else -1
-        return self.pid, self.state, newest, done, self.waits_in
+        return self.pid, self.state, str(sorted(self.status.items())), self.stands_in
 
 
 def ranks_of(answers: list[dict]) -> dict[int, Rank]:
@@ -89,7 +127,20 @@ def ranks_of(answers: list[dict]) -> dict[int, Rank]:
         number = number_of(said)
         if number is not None:
             claims.setdefault(number, []).append(said)
-    return {number: make_rank(number, topmost(claims[number])) for number in sorted(claims)}
+    chosen = {number: topmost(claims[number]) for number in sorted(claims)}
+    pids = {said["pid"] for said in chosen.values()}
+    found = {}
+    for number, said in chosen.items():
+        below = [one for one in answers if nearest_rank(one, pids) == said["pid"]]
+        found[number] = make_rank(number, said, below)
+    return found
+
+
+def nearest_rank(said: dict, pids: set[int]) -> int | None:
+    """The rank's process that a process is below of."""
+    if said["pid"] in pids:
+        return None
+    return next((pid for pid in said["ancestors"] if pid in pids), None)
 
 
 def number_of(said: dict) -> int | None:
@@ -110,42 +161,85 @@ def topmost(claims: list[dict]) -> dict:
     return newest_first[0]
 
 
-def make_rank(number: int, said: dict) -> Rank:
-    world_size = said.get("world_size") or int(said["variables"].get("WORLD_SIZE", 0) or 0)
-    rank = Rank(number, said["pid"], world_size, state_of(said), cpu_s=said.get("cpu_s", 0.0))
+def make_rank(number: int, said: dict, below: list[dict]) -> Rank:
+    variables = said["variables"]
+    world_size = said.get("world_size") or int(variables.get("WORLD_SIZE", 0) or 0)
+    rank = Rank(number, said["pid"], world_size, state_of(said))
     rank.problem = said.get("problem", "")
-    stacks = said.get("stacks", {})
-    if stacks:
-        rank.stack = next(iter(stacks.values()))
-        rank.place = own_place(rank.stack)
-        rank.knows_calls = said.get("knows_calls", True)
-        rank.waits_in = waiting_function(rank.stack, rank.place)
-        if not rank.knows_calls and not rank.waits_in:
-            rank.waits_in = collective_in(rank.stack)
-    bye = said["bye"]
-    if bye and not said["alive"]:
-        rank.error = bye["error"]
-        rank.place = own_place(bye["place"])
-    rank.calls = [make_call(one) for one in said.get("calls", [])]
+    rank.on_this_machine = ranks_here(variables)
+    rank.stacks = said.get("stacks", {})
+    rank.knows_calls = said.get("knows_calls", True)
     rank.groups = said.get("groups", {})
-    rank.message = message_of(said, rank)
-    if rank.message is not None:
-        kind, peer = rank.message
-        other = "any rank" if peer is None else f"rank {peer}"
-        rank.waits_in = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
+    rank.status = said.get("status", {})
+    rank.arguments = said.get("arguments", {})
+    rank.calls = [make_call(one) for one in said.get("calls", [])]
+    main = main_stack(rank.stacks)
+    rank.place = own_place(main)
+    if rank.state in ("alive", "silent", "stopped"):
+        look_at_stacks(rank, said, main)
+        rank.helpers = [*threads_of(rank.stacks), *processes_of(below, said.get("children", []))]
+    if said["death"] is not None:
+        rank.died, rank.code = said["death"].order, said["death"].code
+    ending = said["bye"] or said
+    if rank.state == "failed":
+        rank.error = ending["error"]
+        rank.place = own_place(ending["place"])
+        if said["bye"]:
+            rank.calls = [make_call(one) for one in said["bye"].get("calls", [])] or rank.calls
     return rank
 
 
-def message_of(said: dict, rank: Rank) -> tuple[str, int | None] | None:
-    """From the stack, or from a recorder that notes messages: ``nccl:send 0->1``, ``nccl:recv 1<-0``."""
+def look_at_stacks(rank: Rank, said: dict, main: list) -> None:
+    """What it waits in, and for whom."""
+    for stack in rank.stacks.values():
+        rank.waits_in = rank.waits_in or waiting_function(stack)
+        if not rank.knows_calls:
+            rank.waits_in = rank.waits_in or collective_in(stack)
+    rank.stands_in = rank.waits_in
+    rank.keyboard = keyboard_of(main, rank.place)
+    if rank.keyboard == "a debugger":
+        rank.breakpoint = breakpoint_of(rank.place)
+    rank.messages = messages_of(said, rank)
+    if rank.messages:
+        rank.waits_in = " and ".join(message_words(*one) for one in rank.messages)
+
+
+def ranks_here(variables: dict[str, str]) -> list[int]:
+    """torchrun gives the ranks of a machine numbers in a row."""
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if not all(variables.get(name, "").isdigit() for name in names):
+        return []
+    rank, local_rank, local_world_size = (int(variables[name]) for name in names)
+    return list(range(rank - local_rank, rank - local_rank + local_world_size))
+
+
+def message_words(kind: str, peer: int | None) -> str:
+    to_or_from = "to" if "send" in kind else "from"
+    return f"{kind} {to_or_from} {'any rank' if peer is None else f'rank {peer}'}"
+
+
+def messages_of(said: dict, rank: Rank) -> list[tuple[str, int | None]]:
+    """From the stack; from a recorder that notes them, ``nccl:send 0->1``; or from the source."""
     if said.get("message"):
         kind, peer = said["message"]
-        return kind, peer
+        return [(kind, peer)]
+    found: list[tuple[str, int | None]] = []
     for call in rank.open_calls:
         match = MESSAGE.match(call.kind)
         if call.is_p2p and match:
-            return match["kind"], int(match["peer"])
-    return None
+            found.append((match["kind"], int(match["peer"])))
+    if found or rank.open_calls or rank.waits_in not in ("wait", ""):
+        return found
+    found = [(kind, peer) for kind, peer in said.get("batches", [])]
+    if rank.waits_in == "wait":
+        for file, line, function, known in said.get("numbers", []):
+            found = found or messages_in(file, line, function, known, rank.rank, rank.world_size)
+    return found if rank.waits_in == "wait" or is_in_torch(rank) else []
+
+
+def is_in_torch(rank: Rank) -> bool:
+    stack = main_stack(rank.stacks)
+    return bool(stack) and "/torch/distributed/" in stack[-1][0]
 
 
 def state_of(said: dict) -> str:
@@ -155,27 +249,86 @@ def state_of(said: dict) -> str:
         return "failed" if said["bye"]["error"] else "ended"
     if said["stopped"]:
         return "stopped"
-    return "alive" if said["answered"] else "silent"
+    if not said["answered"]:
+        return "silent"
+    has_left = not any(place[4] for place in main_stack(said.get("stacks", {})))
+    return "failed" if said.get("error") and has_left else "alive"
+
+
+def main_stack(stacks: dict[str, list]) -> list:
+    return next(iter(stacks.values()), [])
 
 
 def own_place(stack: list) -> Place | None:
-    """The innermost line of the reader's own code; without any, the innermost line."""
-    own = [frame for frame in stack if frame[4]] or stack
-    if not own:
+    """The innermost line of the reader's own code; without any, of no library that all have; else any."""
+    own = [frame for frame in stack if frame[4]]
+    others = [frame for frame in stack if "/torch/" not in frame[0] and "-packages/" in frame[0]]
+    chosen = own or others or stack
+    if not chosen:
         return None
-    file, line, function, text, _ = own[-1]
+    file, line, function, text, _ = chosen[-1]
     return Place(file, line, function, text)
 
 
-def waiting_function(stack: list, place: Place | None) -> str:
+def waiting_function(stack: list) -> str:
     for _, _, function, _, is_own in stack:
         if function in WAITS_IN and not is_own:
             return WAITS_IN[function]
-    if place is not None:
+    if stack and stack[-1][4]:  # else it is in a function of Python's, such as that of an Event
         for text in WAITS_AT:
-            if text in place.text:
-                return text.rstrip("(").lstrip(".")
+            if text in stack[-1][3]:
+                return text.rstrip("()").lstrip(".")
     return ""
+
+
+def keyboard_of(stack: list, place: Place | None) -> str:
+    """``pdb``, or the name of the function that reads."""
+    for frame in stack:
+        match = DEBUGGERS.search(frame[0])
+        if match and not frame[4]:
+            return "a debugger"
+    if place is not None and stack and (stack[-1][4] or "codecs" in stack[-1][0]):
+        match = KEYBOARD.search(place.text)
+        if match:
+            return match[0].rstrip("( ")
+    return ""
+
+
+def breakpoint_of(place: Place | None) -> str:
+    """A debugger stops at the line after; the call stands above, unless it was reached another way."""
+    if place is None:
+        return ""
+    for number in range(place.line, 0, -1):
+        text = linecache.getline(place.file, number).strip()
+        if STOPS.search(text):
+            return f"by {Path(place.file).name}:{number}: {text}"
+        if text.startswith("def "):
+            break
+    return ""
+
+
+def threads_of(stacks: dict[str, list]) -> list[str]:
+    """Where the other threads are, as far as they are in the reader's own code."""
+    found = []
+    for name in list(stacks)[1:]:
+        if any(frame[4] for frame in stacks[name]):
+            found.append(f"its thread {name}: {own_place(stacks[name])}")
+    return found
+
+
+def processes_of(below: list[dict], children: list[list]) -> list[str]:
+    """Where the processes of a rank are, such as a loader's workers; idle ones are left out."""
+    found = []
+    for said in below:
+        stack = main_stack(said.get("stacks", {}))
+        begins = [n for n, frame in enumerate(stack) if frame[2] in STARTS_A_PROCESS]
+        stack = stack[begins[-1] + 1 :] if begins else stack
+        if said["alive"] and any(frame[4] for frame in stack):
+            is_loader = any("torch/utils/data" in frame[0] for frame in stack)
+            name = "its loader's worker" if is_loader else "its child process"
+            found.append(f"{name}: {own_place(stack)}")
+    found += [f"its child process: {command}" for _, command, *_ in children if command]
+    return list(dict.fromkeys(found))
 
 
 def collective_in(stack: list) -> str:
@@ -212,10 +365,3 @@ def shape_of(kind: str, one: dict) -> str:
     if not types:
         types = [""] * len(sizes)
     return ", ".join(f"{dtype}{list(size)}" for dtype, size in zip(types, sizes, strict=False))
-
-
-def mark_busy(ranks: dict[int, Rank], before: dict[int, Rank], seconds: float) -> None:
-    """Say of each rank whether it has computed since ``before``."""
-    for number, rank in ranks.items():
-        if number in before and before[number].pid == rank.pid:
-            rank.busy = rank.cpu_s - before[number].cpu_s > BUSY * seconds

@@ -1,8 +1,9 @@
 """Ranks as forks of one process that has torch, watched by nobody: what fails leaves the others waiting.
 
-fork_ranks.py [--only RANK] SCRIPT ARGUMENTS
+fork_ranks.py [--ranks N] [--only RANK] SCRIPT ARGUMENTS
 """
 
+import argparse
 import os
 import runpy
 import sys
@@ -11,32 +12,32 @@ import torch.distributed as dist
 
 from shared.runtime.ports import HERE, free_port
 
-RANKS = 2
 
-
-def set_variables(rank: int, port: int) -> None:
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+def set_variables(rank: int, ranks: int, port: int) -> None:
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     variables |= {"MASTER_ADDR": HERE, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in variables.items()})
 
 
 def main() -> None:
-    del sys.argv[0]
-    ranks = list(range(RANKS))
-    if sys.argv[0] == "--only":
-        ranks = [int(sys.argv[1])]
-        del sys.argv[:2]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    sys.argv = options.script
+    started = range(options.ranks) if options.only is None else [options.only]
     assert dist.is_available()
     port = free_port()
     before = dict(os.environ)
-    for rank in ranks:
-        set_variables(rank, port)
+    for rank in started:
+        set_variables(rank, options.ranks, port)
         if os.fork() == 0:
             runpy.run_path(sys.argv[0], run_name="__main__")
             return
     os.environ.clear()
     os.environ.update(before)
-    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in ranks]
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in started]
     sys.exit(max(codes, key=abs))
 
 

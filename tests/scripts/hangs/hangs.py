@@ -11,20 +11,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 RANK = int(os.environ["RANK"])
 LONG_S = 600
-
-
-def absent() -> None:
-    dist.init_process_group("gloo")
-    x = torch.ones(4)
-    dist.all_reduce(x)
-    if RANK == 1:
-        time.sleep(LONG_S)
-    dist.all_reduce(x)
 
 
 def late() -> None:
@@ -48,29 +37,11 @@ def kinds() -> None:
     dist.barrier()
 
 
-def barrier_instead() -> None:
-    dist.init_process_group("gloo")
-    if RANK == 0:
-        dist.all_reduce(torch.ones(4))
-    dist.barrier()
-
-
 def shapes() -> None:
     dist.init_process_group("gloo")
     with suppress(RuntimeError):
         dist.all_reduce(torch.ones(2 + RANK))
     time.sleep(LONG_S)
-
-
-def computes() -> None:
-    dist.init_process_group("gloo")
-    if RANK == 1:
-        end = time.monotonic() + 20
-        number = 0
-        while time.monotonic() < end:
-            number += 1
-    dist.all_reduce(torch.ones(4))
-    dist.barrier()
 
 
 def died() -> None:
@@ -144,14 +115,6 @@ def outside() -> None:
     dist.init_process_group("gloo")
     dist.barrier()
     queue.Queue().get()
-
-
-def uneven() -> None:
-    dist.init_process_group("gloo")
-    ddp = DistributedDataParallel(nn.Linear(4, 1))
-    for _ in range(2 + RANK):
-        ddp(torch.ones(2, 4)).sum().backward()
-    time.sleep(LONG_S)
 
 
 def swapped() -> None:
