@@ -1,4 +1,4 @@
-"""When is each of two devices at work? Read from what the devices did, and from what they wait for.
+"""A simulation of two devices: when is each at work, and when does it wait for the other?
 
 Run it:      python labs/lab_15_idle.py
 Written by:  notebooks/15_model_parallel.ipynb
@@ -160,7 +160,7 @@ def main(cfg: Config) -> None:
             raise CourseError(f"{name}: idle is {idle:.1%} of the time, expected {expected[name]:.1%}")
         together = "never both at work" if depends else "both at work at times"
         print(f"{name}: {together}; idle by dependencies alone {idle:.1%}")
-        lines[name] = [[s.device, s.what, s.start, s.end] for s in timeline.executed]
+        lines[name] = [[s.device, s.what, s.start, s.end] for s in timeline.ideal]
     record_results("lab_15_idle", {"lines": lines})
 
 

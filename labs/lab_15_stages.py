@@ -1,0 +1,118 @@
+"""One model over several processes: each builds and trains its own layers, a stage of the model.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_stages.py
+Written by:  notebooks/15_model_parallel.ipynb
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
+import torch.nn.functional as F
+from torch import nn
+
+BLOCKS = 8
+WIDTH = 64
+ROWS = 48
+STEPS = 60
+
+
+def build(width: int = WIDTH) -> nn.Sequential:
+    """The whole model: (rows, width) to (rows, width)."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(BLOCKS)))
+
+
+def fill(blocks: nn.Sequential, first: int) -> None:
+    """Draw the parameters of some blocks, of which ``first`` is the number of the first.
+
+    Each block has a seed of its own, so that its values do not depend on who holds the others.
+    """
+    for number, block in enumerate(blocks, first):
+        torch.manual_seed(number)
+        block[0].reset_parameters()
+
+
+def stage_of(rank: int, ranks: int, device: torch.device, width: int = WIDTH) -> nn.Sequential:
+    """The blocks of one rank, on its device. The whole model is never in anybody's memory."""
+    with torch.device("meta"):  # shapes and dtypes, no memory
+        whole = build(width)
+    first = BLOCKS * rank // ranks
+    stage = whole[first : BLOCKS * (rank + 1) // ranks]
+    stage.to_empty(device=device)  # memory for these blocks alone, with whatever lies there
+    fill(stage, first)
+    return stage
+
+
+def forward_backward(stage: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Fill the gradients of this rank's stage. Returns the loss on the last rank, 0 elsewhere. Collective.
+
+    Args:
+        x: (rows, width). Only the first rank looks at the values.
+        labels: (rows,). Only the last rank looks at the values.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if rank > 0:
+        x = torch.empty_like(x)
+        dist.recv(x, src=rank - 1)
+        x.requires_grad_()  # a leaf: backward leaves here what the rank before needs
+    y = stage(x)
+    if rank == last:
+        loss = F.cross_entropy(y, labels)
+        loss.backward()
+    else:
+        dist.send(y.detach(), dst=rank + 1)
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, src=rank + 1)
+        y.backward(gradient)
+        loss = torch.zeros((), dtype=y.dtype, device=y.device)
+    if rank > 0:
+        dist.send(x.grad, dst=rank - 1)
+    return loss.detach()
+
+
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
+def main() -> None:
+    device = setup()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    stage = stage_of(rank, ranks, device)
+    optimizer = torch.optim.Adam(stage.parameters(), lr=0.01)  # of its own parameters alone
+    data = torch.Generator().manual_seed(0)  # the same batches on all ranks
+    losses = []
+    for _ in range(STEPS):
+        x = torch.randn(ROWS, WIDTH, generator=data)
+        labels = x[:, :4].argmax(1)  # which of the first four numbers is the largest?
+        optimizer.zero_grad()
+        losses.append(forward_backward(stage, x.to(device), labels.to(device)))
+        optimizer.step()
+
+    ends = torch.stack([losses[0], losses[-1]])
+    dist.broadcast(ends, src=ranks - 1)  # the last rank alone knows the loss
+    held = [None] * ranks
+    dist.all_gather_object(held, sum(p.nbytes for p in stage.parameters()))
+    if rank == 0:
+        for r, size in enumerate(held):
+            print(f"rank {r} holds {size:,} bytes of parameters")
+        print(f"loss {ends[0]:.3f} in the first step, {ends[1]:.3f} in step {STEPS}")
+    assert ends[1] < 0.7 * ends[0], "the model has not learned"
+    dist.barrier()  # nobody leaves while another rank still communicates
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
