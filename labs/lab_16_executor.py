@@ -7,10 +7,12 @@ Written by:  notebooks/16_pipeline_parallel.ipynb
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Action = tuple[str, int, int]  # kind, stage, micro-batch
 
@@ -35,6 +37,37 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
         if number + warm_up < micro_batches:
             actions.append(("F", rank, number + warm_up))
     return actions
+
+
+def where_parameters_enter(
+    y: torch.Tensor, x: torch.Tensor, parameters: Sequence[nn.Parameter]
+) -> list[tuple[GradientEdge, list[nn.Parameter]]]:
+    """The places in the graph of ``y`` where parameters meet what came from ``x``: what I leaves for W.
+
+    Each parameter must be used once. torch does the like in torch.distributed.pipelining._backward.
+    """
+    source = get_gradient_edge(x).node
+    own = {get_gradient_edge(p).node: p for p in parameters}
+    from_x: dict = {}  # {node: whether x is behind it}
+    behind: dict = {}  # {node: parameters behind it}
+    places = []
+    todo = [y.grad_fn]
+    while todo:
+        node = todo[-1]
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        unknown = [one for one in inputs if one not in from_x]
+        if unknown:
+            todo += unknown
+            continue
+        todo.pop()
+        if node in from_x:
+            continue
+        from_x[node] = node is source or any(from_x[one] for one in inputs)
+        entering = [p for one in inputs if not from_x[one] for p in behind[one]]
+        behind[node] = [own[node]] if node in own else entering
+        if from_x[node] and entering:
+            places.append((GradientEdge(node, 0), entering))
+    return places
 
 
 class Pipeline:
@@ -93,7 +126,7 @@ class Pipeline:
         self.share_of_loss = share_of_loss
         self.loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output
-        self.gradients: dict[tuple[int, int], torch.Tensor | None] = {}  # of outputs, from I until W
+        self.halves: dict[tuple[int, int], Any] = {}  # what I leaves for W
         self.handed_over: dict[tuple[str, int, int], torch.Tensor] = {}  # between two stages of this rank
         self.sends: dict[tuple[str, int, int], tuple[dist.Work, torch.Tensor]] = {}  # not free to reuse yet
         self.peak_live = 0
@@ -126,21 +159,29 @@ class Pipeline:
             self.send("gradients", stage - 1, number, x.grad)
 
     def backward_input(self, stage: int, number: int) -> None:
+        """The first stage has no input to give a gradient to: all of its backward is W."""
         x, y = self.kept[stage, number]
         gradient = self.gradient_of_output(stage, number)
-        self.gradients[stage, number] = gradient
-        if stage > 0:
-            (of_input,) = torch.autograd.grad(y, x, gradient, retain_graph=True)
-            self.send("gradients", stage - 1, number, of_input)
+        if stage == 0:
+            self.halves[stage, number] = gradient
+            return
+        places = where_parameters_enter(y, x, [p for p in self.stages[stage].parameters() if p.requires_grad])
+        edges = [edge for edge, _ in places]
+        of_input, *of_edges = torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True)
+        self.send("gradients", stage - 1, number, of_input)
+        self.halves[stage, number] = list(zip(places, of_edges, strict=True))
 
     def backward_weight(self, stage: int, number: int) -> None:
         _, y = self.kept.pop((stage, number))
-        gradient = self.gradients.pop((stage, number))
-        parameters = list(self.stages[stage].parameters())
-        if not parameters:
+        half = self.halves.pop((stage, number))
+        if stage == 0:
+            y.backward(half)
             return
-        for parameter, part in zip(parameters, torch.autograd.grad(y, parameters, gradient), strict=True):
-            parameter.grad = part if parameter.grad is None else parameter.grad + part
+        for (edge, parameters), gradient in half:
+            for parameter, part in zip(
+                parameters, torch.autograd.grad(edge, parameters, gradient), strict=True
+            ):
+                parameter.grad = part if parameter.grad is None else parameter.grad + part
 
     def gradient_of_output(self, stage: int, number: int) -> torch.Tensor | None:
         """None for the last stage: its output is the loss itself."""

@@ -1,4 +1,4 @@
-"""Seven schedules train a GPT with tied embeddings: all equal one process; messages and memory are counted.
+"""Five schedules train a GPT with tied embeddings: all equal one process; what they send, hold and compute.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_schedules.py
 Written by:  notebooks/16_pipeline_parallel.ipynb
@@ -7,12 +7,14 @@ Written by:  notebooks/16_pipeline_parallel.ipynb
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_16_executor import Action, Pipeline, gpipe, one_f_one_b
+from lab_16_executor import Action, Pipeline, gpipe, one_f_one_b, where_parameters_enter
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError, ParityError
@@ -26,7 +28,7 @@ from shared.training.schedules import order_table, simulate, stages_of
 from shared.training.storages import OTHER, PeakByKind
 
 BY_HAND = {"GPipe": gpipe, "1F1B": one_f_one_b}
-FROM_TORCH = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+FROM_TORCH = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,36 @@ def assert_memory(group: Group, cfg: Config) -> dict:
     return found
 
 
+def flops_of(work: Callable) -> tuple[int, Any]:
+    """The FLOPs of what ``work`` computes, and what it returns."""
+    with FlopCounterMode(display=False) as counter:
+        result = work()
+    return counter.get_total_flops(), result
+
+
+def costs(cfg: Config) -> dict[str, float]:
+    """FLOPs of each kind of action in a stage in the middle, as multiples of a forward pass."""
+    stage = Stage(cfg.gpt, 1, 4)
+    x = torch.randn(2, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
+    forward, y = flops_of(lambda: stage(x))
+    gradient = torch.randn_like(y)
+    places = where_parameters_enter(y, x, list(stage.parameters()))
+    edges = [edge for edge, _ in places]
+    of_input, found = flops_of(lambda: torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True))
+
+    def weights() -> None:
+        for (edge, parameters), part in zip(places, found[1:], strict=True):
+            torch.autograd.grad(edge, parameters, part)
+
+    of_weight, _ = flops_of(weights)
+    y = stage(x)
+    backward, _ = flops_of(lambda: y.backward(gradient))
+    counted = {"F": forward, "B": backward, "I": of_input, "W": of_weight}
+    if of_input + of_weight != backward:
+        raise CourseError(f"I and W cost {(of_input + of_weight) / backward:.2f} of B")
+    return {kind: number / forward for kind, number in counted.items()}
+
+
 def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
     """Two faults that raise no error; what the comparison with one process says of them."""
     micro_batches = 2 * max(2, group.world_size)
@@ -352,7 +384,12 @@ def main(cfg: Config) -> None:
         ends = group.rank in (0, group.world_size - 1) and group.world_size > 1
         assert bool(faults["the tied weight's gradients are not added"]) == ends
         assert "loss: differs by" in faults["a mean of the micro-batches' means"]
-        record_results("lab_16_schedules", {"schedules": results, "memory": memory, "faults": faults})
+        found = {"schedules": results, "memory": memory, "faults": faults}
+        if group.rank == 0:
+            found["costs"] = costs(cfg)
+            told = ", ".join(f"{kind} {number:.2f}" for kind, number in found["costs"].items())
+            print(f"FLOPs of a stage in the middle, in forward passes: {told}")
+        record_results("lab_16_schedules", found)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def error_of(function: Callable, *args) -> str:
     try:
         function(*args)
     except (RuntimeError, CourseError) as error:
-        return str(error).splitlines()[0]
+        return str(error).splitlines()[0].split(". ")[0].split(", need to")[0]
     return "no error"
 
 

@@ -16,7 +16,7 @@ from torch import nn
 class CopyToRanks(torch.autograd.Function):
     """Megatron's f: before a layer that is split by columns. Shoeybi et al., 2019, arXiv 1909.08053.
 
-    Forward: the same. Backward: each rank knows what came back through its own columns; the sum is right.
+    Forward: the identity. Backward: each rank knows what came back through its own columns; the sum is right.
     """
 
     @staticmethod
@@ -34,7 +34,7 @@ class CopyToRanks(torch.autograd.Function):
 class SumOverRanks(torch.autograd.Function):
     """Megatron's g: after a layer that is split by rows.
 
-    Forward: the sum over the ranks. Backward: the same, as each rank's summand counts once in the sum.
+    Forward: the sum over the ranks. Backward: the identity, as each summand counts once in the sum.
     """
 
     @staticmethod
@@ -46,6 +46,30 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
+
+
+class OverlappedColumns(torch.autograd.Function):
+    """f and the linear layer behind it: f's all-reduce runs while the weight's gradient is computed."""
+
+    @staticmethod
+    def forward(
+        ctx, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        ctx.group = group
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        of_input = gradient @ weight
+        work = dist.all_reduce(of_input, group=ctx.group, async_op=True)
+        rows = gradient.flatten(0, -2)
+        of_weight = rows.T @ x.flatten(0, -2)
+        of_bias = rows.sum(0) if ctx.has_bias else None
+        work.wait()
+        return of_input, of_weight, of_bias, None
 
 
 def part_of(whole: torch.Tensor, dim: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -60,7 +84,8 @@ class ColumnParallelLinear(nn.Module):
     """(..., in) to (..., out / N): this rank's part of the outputs.
 
     ``whole.weight`` is (out, in), because torch computes ``x @ weight.T``. So the columns of the matrix in
-    the formula are rows of ``weight``. ``enter`` is None where several layers share one f.
+    the formula are rows of ``weight``. ``enter`` is None where several layers share one f. ``overlap`` puts
+    f's all-reduce beside the weight's gradient; then ``enter`` is not used.
     """
 
     def __init__(
@@ -68,16 +93,20 @@ class ColumnParallelLinear(nn.Module):
         whole: nn.Linear,
         group: dist.ProcessGroup | None = None,
         enter: Callable | None = CopyToRanks.apply,
+        overlap: bool = False,
     ) -> None:
         super().__init__()
         self.group = group
         self.enter = enter
+        self.overlap = overlap
         self.weight = nn.Parameter(part_of(whole.weight, 0, group))
         self.bias = None
         if whole.bias is not None:
             self.bias = nn.Parameter(part_of(whole.bias, 0, group))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.overlap:
+            return OverlappedColumns.apply(x, self.weight, self.bias, self.group)
         if self.enter is not None:
             x = self.enter(x, self.group)
         return F.linear(x, self.weight, self.bias)
@@ -93,10 +122,20 @@ class RowParallelLinear(nn.Module):
         self.group = group
         self.leave = leave
         self.weight = nn.Parameter(part_of(whole.weight, 1, group))
-        self.bias = nn.Parameter(whole.bias.detach().clone())
+        self.bias = None
+        if whole.bias is not None:
+            self.bias = nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.leave(F.linear(x, self.weight), self.group) + self.bias
+        total = self.leave(F.linear(x, self.weight), self.group)
+        return total if self.bias is None else total + self.bias
+
+
+def gradient_norm(split: list, copied: list, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Of the whole model: parts add up over the ranks, what all ranks hold counts once. On all ranks."""
+    square = sum(p.grad.square().sum() for p in split)
+    dist.all_reduce(square, group=group)
+    return (square + sum(p.grad.square().sum() for p in copied)).sqrt()
 
 
 def setup() -> torch.device:
@@ -120,35 +159,43 @@ def main() -> None:
 
     torch.manual_seed(rank)  # the ranks begin with different numbers
     width = 8 * ranks
-    up = nn.Linear(width, 4 * width, dtype=torch.float64, device=device)
-    down = nn.Linear(4 * width, width, dtype=torch.float64, device=device)
-    x = torch.randn(16, width, dtype=torch.float64, device=device)
-    for tensor in (*up.parameters(), *down.parameters(), x):
-        dist.broadcast(tensor.detach(), src=0)  # one truth, and the same input for all
-    parts = nn.Sequential(ColumnParallelLinear(up), nn.GELU(), RowParallelLinear(down))
+    for bias in (True, False):
+        up = nn.Linear(width, 4 * width, bias=bias, dtype=torch.float64, device=device)
+        down = nn.Linear(4 * width, width, bias=bias, dtype=torch.float64, device=device)
+        x = torch.randn(16, width, dtype=torch.float64, device=device)
+        for tensor in (*up.parameters(), *down.parameters(), x):
+            dist.broadcast(tensor.detach(), src=0)  # one truth, and the same input for all
+        x_alone = x.clone().requires_grad_()
+        y_alone = down(F.gelu(up(x_alone)))
+        y_alone.square().mean().backward()
+        everything = torch.cat([p.grad.flatten() for p in (*up.parameters(), *down.parameters())])
 
-    x_alone = x.clone().requires_grad_()
-    y_alone = down(F.gelu(up(x_alone)))
-    y_alone.square().mean().backward()
-    x_split = x.clone().requires_grad_()
-    y_split = parts(x_split)
-    y_split.square().mean().backward()
-
-    pairs = {
-        "output": (y_split, y_alone),
-        "gradient of the input": (x_split.grad, x_alone.grad),
-        "gradient of the columns": (parts[0].weight.grad, part_of(up.weight.grad, 0)),
-        "gradient of the columns' bias": (parts[0].bias.grad, part_of(up.bias.grad, 0)),
-        "gradient of the rows": (parts[2].weight.grad, part_of(down.weight.grad, 1)),
-        "gradient of the bias that all have": (parts[2].bias.grad, down.bias.grad),
-    }
-    for name, (ours, alone) in pairs.items():
-        assert torch.allclose(ours, alone, rtol=0, atol=1e-12), f"rank {rank}: {name} differs"
-    if rank == 0:
-        held = sum(p.numel() for p in parts.parameters())
-        whole = sum(p.numel() for p in (*up.parameters(), *down.parameters()))
-        print(f"each of {ranks} ranks holds {held:,} of {whole:,} parameters")
-        print(f"equal to one process: {', '.join(pairs)}")
+        for overlap in (False, True):
+            columns, rows = ColumnParallelLinear(up, overlap=overlap), RowParallelLinear(down)
+            parts = nn.Sequential(columns, nn.GELU(), rows)
+            x_split = x.clone().requires_grad_()
+            y_split = parts(x_split)
+            y_split.square().mean().backward()
+            pairs = {
+                "output": (y_split, y_alone),
+                "gradient of the input": (x_split.grad, x_alone.grad),
+                "gradient of the columns": (columns.weight.grad, part_of(up.weight.grad, 0)),
+                "gradient of the rows": (rows.weight.grad, part_of(down.weight.grad, 1)),
+            }
+            split, copied = [columns.weight, rows.weight], []
+            if bias:
+                pairs["gradient of the columns' bias"] = (columns.bias.grad, part_of(up.bias.grad, 0))
+                pairs["gradient of the bias that all have"] = (rows.bias.grad, down.bias.grad)
+                split.append(columns.bias)
+                copied.append(rows.bias)
+            pairs["norm of the gradient"] = (gradient_norm(split, copied), everything.norm())
+            for name, (ours, alone) in pairs.items():
+                where = f"rank {rank}, overlap {overlap}, biases {bias}"
+                assert torch.allclose(ours, alone, rtol=0, atol=1e-12), f"{where}: {name} differs"
+        if rank == 0:
+            held = sum(p.numel() for p in parts.parameters())
+            print(f"each of {ranks} ranks holds {held:,} of {everything.numel():,} parameters")
+            print(f"with and without overlap equal to one process: {', '.join(pairs)}")
     dist.barrier()
     dist.destroy_process_group()
 

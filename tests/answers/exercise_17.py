@@ -89,6 +89,14 @@ ANSWERS = [
         "down_weight is (",
         ("ranks, 1", "ranks, 0"),
     ),
+    wrong(
+        "Its parameters are views, which keep the whole alive.",
+        "gate_weight is a view",
+        (
+            "whole.gate.weight.detach().chunk(ranks, 0)[rank].clone()",
+            "whole.gate.weight.detach().chunk(ranks, 0)[rank]",
+        ),
+    ),
     right(
         "gate and up are one product, and the sums are torch's functional all-reduce.",
         (SUM, 'return functional.all_reduce(x, "sum", dist.group.WORLD)'),

@@ -6,9 +6,21 @@ FAULTS: list[Fault] = [
     Fault("17_mlp", "        dist.all_reduce(total, group=ctx.group)\n", "", "gradient of the input differs"),
     Fault(
         "17_mlp",
-        "self.leave(F.linear(x, self.weight), self.group) + self.bias",
+        "self.leave(F.linear(x, self.weight), self.group)",
         "self.leave(F.linear(x, self.weight, self.bias), self.group)",
         "output differs",
+    ),
+    Fault(
+        "17_mlp",
+        "dist.all_reduce(of_input, group=ctx.group, async_op=True)",
+        "dist.all_reduce(of_input.clone(), group=ctx.group, async_op=True)",
+        "overlap True, biases True: gradient of the input differs",
+    ),
+    Fault(
+        "17_mlp",
+        "(square + sum(p.grad.square().sum() for p in copied))",
+        "square",
+        "norm of the gradient differs",
     ),
     Fault(
         "17_mlp",

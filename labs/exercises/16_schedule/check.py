@@ -18,6 +18,12 @@ from shared.training.timeline import bubble
 
 LAB = Path(__file__).resolve().parents[2] / "lab_16_executor.py"
 CASES = [(2, 4), (3, 6), (4, 8), (4, 5), (8, 16), (1, 3)]  # ranks, micro-batches
+COSTS = {
+    "F": 1.0,
+    "B": 2.0,
+    "I": 14 / 13,
+    "W": 12 / 13,
+}  # FLOPs of a GPT's stage: lab_16_schedules counts them
 TIMEOUT_S = 15.0  # seconds
 TOLERANCE = 1e-12  # float64
 
@@ -62,6 +68,11 @@ def judge(schedule: Callable, ranks: int, micro_batches: int) -> tuple[float, fl
     return share, held
 
 
+def length_by_flops(plan: list[list[Action]], micro_batches: int) -> float:
+    """How long a step takes, if each action takes as long as its FLOPs say."""
+    return max(span.end for span in simulate(plan, micro_batches, COSTS).spans)
+
+
 def layers(ranks: int) -> nn.ModuleList:
     """A stage for each rank, the same on all of them."""
     torch.manual_seed(16)
@@ -97,8 +108,14 @@ def verify(answer: ModuleType, group: Group) -> str:
     found = {case: judge(answer.schedule, *case) for case in [*CASES, here]}
     run_it(answer.schedule, group)
     share, held = found[4, 8]
+    ours = length_by_flops(plan_of(answer.schedule, 4, 8), 8)
+    lab = load_file(LAB)
+    theirs = length_by_flops([lab.one_f_one_b(rank, 4, 8) for rank in range(4)], 8)
+    if ours >= theirs:
+        raise Wrong(f"by the FLOPs of a GPT a step takes {ours:.1f}, with 1F1B {theirs:.1f}")
     return (
         f"4 ranks, 8 micro-batches: bubble {share:.3f} instead of 0.273, at most {held:.0f} held at once; "
+        f"by the FLOPs of a GPT a step takes {ours:.1f} forward passes, with 1F1B {theirs:.1f}; "
         f"run by {group.world_size} ranks it equals one process. Well done."
     )
 

@@ -90,6 +90,9 @@ def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
         if found.shape != expected.shape:
             raise Wrong(f"{name} is {tuple(found.shape)}, expected is {tuple(expected.shape)}")
         compare(name, found, expected, {})
+        held = parameters[name].untyped_storage().nbytes()
+        if held != parameters[name].nbytes:
+            raise Wrong(f"{name} is a view: it keeps {held} bytes alive for its {parameters[name].nbytes}")
 
 
 def check_traffic(what: str, log: SameCalls, size: int, group: Group) -> None:
