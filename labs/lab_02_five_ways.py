@@ -19,7 +19,7 @@ TIMEOUT = timedelta(seconds=20)
 
 
 def free_port() -> int:
-    """A port that is free now. A connection that has just ended on it keeps others away for a minute."""
+    """A port that is free now. Linux gives nobody a port on which a connection has just ended (TIME_WAIT)."""
     with socket.create_server((HERE, 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection((HERE, port)):

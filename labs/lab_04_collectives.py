@@ -9,6 +9,10 @@ import os
 import torch
 import torch.distributed as dist
 
+# Older torch calls them all_gather_into_tensor and reduce_scatter_tensor.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 # x is a whole tensor, the same shape on every rank; a piece is 1 / n of it, where n is the number of ranks.
 
 
@@ -48,7 +52,7 @@ def gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 def all_gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The pieces of all ranks, on every rank."""
     x = piece.new_empty(dist.get_world_size(group) * len(piece))
-    dist.all_gather_single(x, piece, group=group)
+    all_gather_single(x, piece, group=group)
     return x
 
 
@@ -75,7 +79,7 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of the sum."""
     piece = x.new_empty(length_of_piece(x, group))
-    dist.reduce_scatter_single(piece, x, group=group)
+    reduce_scatter_single(piece, x, group=group)
     return piece
 
 

@@ -14,9 +14,10 @@ FAULTS: list[Fault] = [
         "return self.inner.get(key)",
         "was to write its own address and read each",
     ),
-    Fault(
-        "02_faults", "1: Attempt(2, elsewhere)", "1: Attempt(2, here)", "wrong address: rank 0 said", ranks=0
-    ),
+    Fault("02_missing_rank", "world_size=3", "world_size=2", "was to say", ranks=0),
+    Fault("02_wrong_address", "ports[rank]}", "ports[0]}", "was to say", ranks=0),
+    Fault("02_taken_port", '"A": port, ', '"A": get_free_port(), ', "was to say", ranks=0),
+    Fault("02_reused_file", "shutil.copy(file, left)", "pass", "was to say 'connectFullMesh", ranks=0),
     Fault("02_agents", '"--nnodes=2"', '"--nnodes=1"', "other node missing: torchrun said", ranks=0),
     Fault(
         "02_agents",
