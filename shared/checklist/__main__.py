@@ -26,11 +26,11 @@ exit code:
   1  something was found
   2  a file could not be read, or an option is wrong
 
-By default the rules of "hangs" and "wrong" are asked. --select and --ignore take codes (RC101), their
-beginnings (RC1), names (meet), severities (slow) or ALL. The comment "# rank-check: ignore[RC101]" keeps a
-rule silent about its line, "# rank-check: ignore" all of them. What stands in [tool.rank-check] of the
-pyproject.toml above the first path (select, ignore, exclude, src) holds where no option says otherwise.
-Nothing is run or imported.
+By default the rules of "hangs" and "wrong" are asked, but for two that are less sure: reduce and mean.
+--select and --ignore take codes (RC101), their beginnings (RC1), names (meet), severities (slow) or ALL. The
+comment "# rank-check: ignore[RC101]" keeps a rule silent about its line, "# rank-check: ignore" all of them.
+What stands in [tool.rank-check] of the pyproject.toml above the first path (select, ignore, exclude, src)
+holds where no option says otherwise. Nothing is run or imported.
 """
 
 

@@ -378,6 +378,8 @@ class Expressions(State):
         empty = any(plain(one) == 0 and type(plain(one)) is int for one in (left, right))
         if isinstance(right, Const) and isinstance(right.data, str):
             found.vary &= ~OWN  # what kind a batch is of
+            if sign == "Eq" and left.name and not left.vary & (DIFFERS | ROUND):
+                return Leaf("option", ("is", left.name, right.data))  # wherever that option is asked
         return self.asks(found, empty)
 
     def compared_constants(self, left: Any, sign: str, right: Any) -> Condition:
@@ -400,8 +402,6 @@ class Expressions(State):
             return False
         if value.vary & OWN and not value.vary & UNKNOWN and value.note("batch"):
             return Leaf("own", ("none", value.key))
-        if value.vary & RANK and not value.vary & (UNKNOWN | OWN) and value.test is None:
-            return Leaf("some", ("none", value.key))
         return Leaf("option", ("none", value.key))
 
     def is_in(self, left: Value, right: Value) -> Condition:
@@ -419,6 +419,8 @@ class Expressions(State):
         found = self.mixed([left, right], ("in", left.key, right.key))
         if role(left) in ("rank", "local rank", "index", "node"):
             return Leaf("some", found.key)
+        if isinstance(right, Pairs):
+            found.vary = left.vary & (OWN | UNKNOWN) if not isinstance(left, Items) else 0
         if not isinstance(left, Const):
             return self.asks(found)
         return Leaf("option", found.key)
@@ -573,8 +575,11 @@ class Expressions(State):
         key = plain(index)
         if isinstance(index, Const) and key in of.items:
             return of.items[key]
-        if ... in of.items or not isinstance(index, Const):
-            return of.items.get(..., self.mixed([*of.items.values(), index]))
+        rest = of.items.get(...)
+        if type(rest) is Value and isinstance(index, Const):
+            return self.part(rest, f"[{key}]", index)
+        if rest is not None or not isinstance(index, Const):
+            return rest or self.mixed([*of.items.values(), index])
         found = of.items[key] = self.hinted(str(key))
         return found
 
@@ -583,7 +588,9 @@ class Expressions(State):
         known_parts = of.own()
         if name in known_parts and name != "[]":
             return known_parts[name]
-        vary = of.vary | (index.vary & (RANK | OWN | ROUND) if index is not None else 0)
+        before = of.note("before")  # how it varied before other parts of it were assigned
+        vary = of.vary if before is None or name == "[]" else before | of.vary & UNKNOWN
+        vary |= index.vary & (RANK | OWN | ROUND) if index is not None else 0
         if index is not None and role(index) and of.vary & UNEVEN == 0 and of.name == "uneven parts":
             vary |= UNEVEN
         hint = name.strip("[]")
@@ -650,32 +657,16 @@ def role_of_environment(name: object) -> str:
 
 
 ENVIRONMENT = {
-    "RANK": "rank",
-    "LOCAL_RANK": "local rank",
-    "WORLD_SIZE": "world",
-    "LOCAL_WORLD_SIZE": "local world",
-    "GROUP_RANK": "node",
-    "NODE_RANK": "node",
-    "SLURM_PROCID": "rank",
-    "SLURM_LOCALID": "local rank",
-    "SLURM_NTASKS": "world",
-    "SLURM_NPROCS": "world",
-    "SLURM_NODEID": "node",
-    "SLURM_NTASKS_PER_NODE": "local world",
-    "OMPI_COMM_WORLD_RANK": "rank",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "local rank",
-    "OMPI_COMM_WORLD_SIZE": "world",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "local world",
-    "PMI_RANK": "rank",
-    "PMI_SIZE": "world",
-    "PMI_LOCAL_RANK": "local rank",
-    "MPI_LOCALRANKID": "local rank",
-    "MV2_COMM_WORLD_RANK": "rank",
-    "MV2_COMM_WORLD_LOCAL_RANK": "local rank",
-    "MV2_COMM_WORLD_SIZE": "world",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "local world",
-    "PALS_RANKID": "rank",
-    "PALS_LOCAL_RANKID": "local rank",
-    "FLUX_TASK_RANK": "rank",
-    "FLUX_TASK_LOCAL_ID": "local rank",
+    name: role
+    for role, names in {
+        "rank": "RANK SLURM_PROCID OMPI_COMM_WORLD_RANK PMI_RANK MV2_COMM_WORLD_RANK PALS_RANKID "
+        "FLUX_TASK_RANK",
+        "local rank": "LOCAL_RANK SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK PMI_LOCAL_RANK MPI_LOCALRANKID "
+        "MV2_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID FLUX_TASK_LOCAL_ID",
+        "world": "WORLD_SIZE SLURM_NTASKS SLURM_NPROCS OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE",
+        "local world": "LOCAL_WORLD_SIZE SLURM_NTASKS_PER_NODE OMPI_COMM_WORLD_LOCAL_SIZE "
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+        "node": "GROUP_RANK NODE_RANK SLURM_NODEID",
+    }.items()
+    for name in names.split()
 }

@@ -61,19 +61,13 @@ HARMLESS = (
     | set(sys.stdlib_module_names)
 )
 # Packages that start processes, average gradients or deal out data in a way of their own.
-MANAGING = words(
-    """
+MANAGING = words("""
     horovod ray fastai composer colossalai megatron mmengine mmcv deepspeed bagua ignite torch_xla jax
     tensorflow fairscale detectron2 smdistributed oneflow paddle
-    """
-)
+    """)
 
 
-COMPUTING = words(
-    """
-    torch numpy math builtins operator itertools os pathlib random torchvision statistics
-    """
-)
+COMPUTING = words("torch numpy math builtins operator itertools os pathlib random torchvision statistics")
 
 
 class Meeting(NamedTuple):
@@ -84,50 +78,30 @@ class Meeting(NamedTuple):
 
 
 COLLECTIVES = {
-    "all_reduce": Meeting(2),
-    "all_reduce_coalesced": Meeting(2),
-    "reduce": Meeting(3),
-    "broadcast": Meeting(2),
-    "broadcast_object_list": Meeting(2),
-    "all_gather": Meeting(2),
-    "all_gather_object": Meeting(2),
-    "all_gather_into_tensor": Meeting(2),
-    "all_gather_single": Meeting(2),
-    "all_gather_coalesced": Meeting(2),
-    "gather": Meeting(3, 1),
-    "gather_object": Meeting(3, 1),
-    "scatter": Meeting(3, -1),
-    "scatter_object_list": Meeting(3, -1),
-    "reduce_scatter": Meeting(3, -1),
-    "reduce_scatter_tensor": Meeting(3, -1),
-    "reduce_scatter_single": Meeting(3, -1),
-    "all_to_all": Meeting(2, -1),
-    "all_to_all_single": Meeting(4, -1),
-    "barrier": Meeting(0, -1),
-    "monitored_barrier": Meeting(0, -1),
+    name: Meeting(group, makes)
+    for (group, makes), names in {
+        (
+            2,
+            0,
+        ): "all_reduce all_reduce_coalesced broadcast broadcast_object_list all_gather all_gather_object "
+        "all_gather_into_tensor all_gather_single all_gather_coalesced",
+        (3, 0): "reduce",
+        (3, 1): "gather gather_object",
+        (3, -1): "scatter scatter_object_list reduce_scatter reduce_scatter_tensor reduce_scatter_single",
+        (2, -1): "all_to_all",
+        (4, -1): "all_to_all_single",
+        (0, -1): "barrier monitored_barrier",
+    }.items()
+    for name in names.split()
 }
 OBJECT_COLLECTIVES = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
-RESULTS = words(
-    """
-    all_reduce all_gather all_gather_tensor reduce broadcast gather all_gather_tensor_autograd
-    """
-)
-CHECKPOINTING = words(
-    """
+RESULTS = words("all_reduce all_gather all_gather_tensor reduce broadcast gather all_gather_tensor_autograd")
+CHECKPOINTING = words("""
     save async_save load save_state_dict load_state_dict get_state_dict get_model_state_dict
     get_optimizer_state_dict set_state_dict set_model_state_dict set_optimizer_state_dict
-    """
-)
-SYNCHRONISING = words(
-    """
-    reduce gather sync broadcast agree barrier all_ avg_across average
-    """
-)
-LOSSES = words(
-    """
-    loss criterion objective forward compute metric accuracy error
-    """
-)
+    """)
+SYNCHRONISING = words("reduce gather sync broadcast agree barrier all_ avg_across average")
+LOSSES = words("loss criterion objective forward compute metric accuracy error")
 NORMS_IN = tuple(
     words(
         """
@@ -136,12 +110,10 @@ NORMS_IN = tuple(
     """
     )
 )
-CLOCKS = words(
-    """
+CLOCKS = words("""
     time.time time.perf_counter time.monotonic time.process_time datetime.datetime.now datetime.now
     time.time_ns time.perf_counter_ns timeit.default_timer datetime.datetime.utcnow
-    """
-)
+    """)
 OF_PROCESS = {
     "os.getpid",
     "socket.gethostname",
@@ -150,26 +122,20 @@ OF_PROCESS = {
     "os.urandom",
     "secrets.token_hex",
 }
-SAME = words(
-    """
+SAME = words("""
     tqdm trange auto.tqdm compile script convert_sync_batchnorm convert_syncbn_model record iter_wrapper
     as_tensor deref prepare_model_for_kbit_training cast prefetch optimize track checkpoint_wrapper
-    """
-)
-CONTEXTS = words(
-    """
+    """)
+CONTEXTS = words("""
     no_grad inference_mode autocast nullcontext ExitStack suppress device set_grad_enabled enable_grad
     record_function profile Join FileLock SoftFileLock rank_zero_first patch loss_parallel
     context_parallel
-    """
-)
-RANDOM = words(
-    """
+    """)
+RANDOM = words("""
     rand randn randint randperm normal bernoulli multinomial rand_like randn_like randint_like uniform
     random choice choices sample permutation randrange standard_normal gauss beta integers random_sample
     shuffle empty_like_random
-    """
-)
+    """)
 IN_PLACE = ("random.shuffle", "numpy.random.shuffle")
 
 
@@ -187,43 +153,17 @@ def canonical(name: str) -> str:
     return name
 
 
-SHORT = (
-    ("distributed.checkpoint", "dcp."),
-    ("distributed.tensor", "tensor."),
-    ("distributed._tensor", "tensor."),
-    ("distributed.device_mesh", ""),
-    ("distributed.fsdp", ""),
-    ("distributed._composable", ""),
-    ("distributed.optim", "optim."),
-    ("distributed.algorithms", ""),
-    ("distributed.rpc", "rpc."),
-    ("distributed.nn", "results."),
-    ("distributed._functional_collectives", "results."),
-    ("distributed.pipelining", "pipelining."),
-    ("distributed.elastic", ""),
-    ("distributed.launcher", ""),
-    ("distributed", "dist."),
-    ("multiprocessing", "mp."),
-    ("utils.data", ""),
-    ("utils.tensorboard", ""),
-    ("utils.checkpoint", "torch."),
-    ("optim.lr_scheduler", "scheduler."),
-    ("optim", "optim."),
-    ("nn.parallel", ""),
-    ("nn.functional", "F."),
-    ("nn.utils", ""),
-    ("nn.SyncBatchNorm.", ""),
-    ("nn", "nn."),
-    ("cuda.amp", ""),
-    ("cpu.amp", ""),
-    ("amp", ""),
-    ("cuda.", "cuda."),
-    ("accelerator.", "cuda."),
-    ("xpu.", "cuda."),
-    ("npu.", "cuda."),
-    ("profiler", ""),
-    ("autograd.profiler", ""),
-)
+SHORT_NAMES = """
+    distributed.checkpoint=dcp. distributed.tensor=tensor. distributed._tensor=tensor.
+    distributed.device_mesh= distributed.fsdp= distributed._composable= distributed.optim=optim.
+    distributed.algorithms= distributed.rpc=rpc. distributed.nn=results.
+    distributed._functional_collectives=results. distributed.pipelining=pipelining. distributed.elastic=
+    distributed.launcher= distributed=dist. multiprocessing=mp. utils.data= utils.tensorboard=
+    utils.checkpoint=torch. optim.lr_scheduler=scheduler. optim=optim. nn.parallel= nn.functional=F.
+    nn.utils= nn.SyncBatchNorm.= nn=nn. cuda.amp= cpu.amp= amp= cuda.=cuda. accelerator.=cuda.
+    xpu.=cuda. npu.=cuda. profiler= autograd.profiler=
+"""
+SHORT = [tuple(one.split("=")) for one in SHORT_NAMES.split()]  # the first that fits
 
 
 class Library(Objects):
@@ -413,12 +353,10 @@ class Library(Objects):
 
 CALLS: dict[str, Callable[[Library, Call, str], Value]] = {}
 FAMILIES: dict[str, Callable[[Library, Call, str], Value | None]] = {}
-ROOTS = words(
-    """
+ROOTS = words("""
     torch torchvision torchdata apex accelerate lightning pytorch_lightning lightning_fabric
     transformers tqdm trl timm
-    """
-)
+    """)
 
 
 def of(names: str) -> Callable:
@@ -444,6 +382,7 @@ MADE = {  # what a call makes, which is an event of that name, too
     "accelerator": "Accelerator PartialState AcceleratorState",
     "alone": "dist.HashStore",
     "destroy_process_group": "dist.destroy_process_group",
+    "shrink_group": "dist.shrink_group",
     "dp": "DataParallel",
     "dtensor": "tensor.distribute_tensor tensor.distribute_module",
     "fabric": "Fabric",
@@ -489,6 +428,9 @@ ANSWERS: dict[str, Callable[[Library, Call, str], Value]] = {  # what else calls
     "tempfile.mkdtemp tempfile.mkstemp": lambda s, call, _: Value(vary=OWN, name="own file"),
     "torch.initial_seed get_worker_info": lambda s, call, _: Value(
         vary=UNKNOWN if s.seeds.get("torch") == "same" else OWN
+    ),
+    "numpy.random.get_state random.getstate": lambda s, call, name: Value(
+        vary=UNKNOWN if s.seeds.get(name.partition(".")[0]) == "same" else OWN
     ),
     "TensorDataset ConcatDataset ImageFolder FakeData": lambda s, call, _: Thing(
         "dataset", call.node, call, vary=join(call.given()) & ~OWN
@@ -556,6 +498,8 @@ def _join(s: Library, call: Call, name: str) -> Value:
     alone = alone or store is not None and len(things(store, "alone")) == len(list(each(store)))
     s.see("alone" if alone else last, call, meets="" if alone else last)
     s.joined = s.joined or not alone
+    if role(call.get("rank", 4)) == "index" or role(call.get("world_size", 3)) == "local world":
+        s.number = "index"
     if "mesh" in last.lower():
         return Thing("mesh", call.node, call)
     return Const(None)
@@ -570,7 +514,7 @@ def _rank(s: Library, call: Call, name: str) -> Value:
         return Value(name="group size", key=("group size", group.key)) if part and group else Role("world")
     if last == "get_node_local_rank":
         return Role("local rank")
-    return Role("group rank" if part or last == "get_group_rank" else "rank")
+    return Role("group rank" if part or last == "get_group_rank" else s.number)
 
 
 @of("cuda.device")
@@ -727,7 +671,7 @@ def _layer(s: Library, call: Call, name: str) -> Value | None:
         if last.startswith("BatchNorm") or last == "SyncBatchNorm" or any(one.note("norm") for one in parts):
             made.mark(norm=True)
             s.norms += 1
-        if "Dropout" in last:
+        if "Dropout" in last and plain(call.get("p", 0)) != 0:
             s.see("draw", call)
         if last in ("Parameter", "Buffer"):
             made.kind = "parameter"
@@ -762,7 +706,7 @@ def _known_model(s: Library, call: Call, name: str) -> Value | None:
 @family("torchvision.transforms")
 def _transform(s: Library, call: Call, name: str) -> Value | None:
     if "Random" in name or "Jitter" in name or "Aug" in name:
-        s.see("draw", call)
+        s.see("draw", call, result=Value(name="worker"))
     return Thing("object", call.node, call)
 
 
@@ -832,7 +776,7 @@ def _loader(s: Library, call: Call, name: str) -> Value:
     made = Thing("loader", call.node, call)
     s.see("DataLoader", call, made)
     start = call.get("worker_init_fn")
-    if isinstance(start, Function):  # it seeds the workers, not this process
+    if isinstance(start, Function) or things(start, "partial"):  # it seeds the workers, not this process
         seeds, number = dict(s.seeds), len(s.events)
         s.call_value(start, Call(call.node, [Value(name="worker")]))
         made.mark(seeds=[one for one in s.events[number:] if one.name == "seed"])

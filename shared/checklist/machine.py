@@ -32,17 +32,11 @@ from .values import (
 
 STEPS_PER_LINE = 60
 LEAST_STEPS = 200_000
-MODELS = words(
-    """
-    Module LightningModule Sequential ModuleList PreTrainedModel ModelMixin PyTorchModelHubMixin
-    """
-)
-OF_ONE_RANK = words(
-    """
+MODELS = words("Module LightningModule Sequential ModuleList PreTrainedModel ModelMixin PyTorchModelHubMixin")
+OF_ONE_RANK = words("""
     rank_zero_only on_main_process master_only main_process_only rank0_only main_only only_on_rank_0
     rank_zero main_process only_main_process
-    """
-)
+    """)
 KINDS = {  # of a class of the script, by the class of a package that it inherits from
     "DistributedDataParallel": "ddp",
     "FullyShardedDataParallel": "fsdp",

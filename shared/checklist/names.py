@@ -8,56 +8,33 @@ def words(text: str) -> frozenset[str]:
 
 
 ROLES = {
-    "rank": "rank",
-    "global_rank": "rank",
-    "world_rank": "rank",
-    "dist_rank": "rank",
-    "ddp_rank": "rank",
-    "my_rank": "rank",
-    "myrank": "rank",
-    "process_rank": "rank",
-    "proc_rank": "rank",
-    "rank_id": "rank",
-    "process_index": "rank",
-    "local_rank": "local rank",
-    "localrank": "local rank",
-    "ddp_local_rank": "local rank",
-    "local_process_index": "local rank",
-    "local_process_rank": "local rank",
-    "rank_in_node": "local rank",
-    "node_rank": "node",
-    "machine_rank": "node",
-    "world_size": "world",
-    "worldsize": "world",
-    "num_processes": "world",
-    "ddp_world_size": "world",
-    "n_ranks": "world",
-    "num_ranks": "world",
-    "ngpus_per_node": "local world",
-    "n_gpus_per_node": "local world",
-    "num_gpus_per_node": "local world",
-    "gpus_per_node": "local world",
-    "nproc_per_node": "local world",
-    "local_world_size": "local world",
+    name: role
+    for role, names in {
+        "rank": "rank global_rank world_rank dist_rank ddp_rank my_rank myrank process_rank proc_rank "
+        "rank_id process_index",
+        "local rank": "local_rank localrank ddp_local_rank local_process_index local_process_rank "
+        "rank_in_node",
+        "node": "node_rank machine_rank",
+        "world": "world_size worldsize num_processes ddp_world_size n_ranks num_ranks",
+        "local world": "ngpus_per_node n_gpus_per_node num_gpus_per_node gpus_per_node nproc_per_node "
+        "local_world_size",
+    }.items()
+    for name in names.split()
 }
-FIRST = words(
-    """
+FIRST = words("""
     is_main_process is_main main_process is_master is_master_process master_process is_rank_zero
     is_rank0 is_rank_0 is_global_zero is_world_process_zero is_world_master is_primary is_chief is_root
     is_first_rank is_global_main_process is_global_primary on_main_process is_first_worker
     is_local_main_process is_local_master is_local_primary is_local_process_zero is_local_zero
     is_master_ordinal is_coordinator is_leader is_logger_process first_rank is_master_rank is_main_rank
     is_rank_one is_head rank_zero is_zero_rank is_main_proc is_lead
-    """
-)
-TOGETHER = words(
-    """
+    """)
+TOGETHER = words("""
     distributed is_distributed use_distributed use_ddp ddp is_ddp multi_gpu multigpu distributed_run
     is_dist use_dist dist_run multiprocessing_distributed is_multi_gpu is_dist_avail_and_initialized
     dist_available is_dist_initialized is_parallel ddp_enabled enable_ddp distributed_training
     is_distributed_training is_ddp_initialized is_ddp_requested
-    """
-)
+    """)
 RANK_CALLS = {
     "get_rank": "rank",
     "get_local_rank": "local rank",

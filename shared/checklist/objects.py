@@ -45,31 +45,21 @@ from .values import (
     things,
 )
 
-ITSELF = words(
-    """
+ITSELF = words("""
     to cuda cpu half bfloat16 double float type contiguous detach detach_ requires_grad_ share_memory
     share_memory_ apply pin_memory resolve absolute expanduser unwrap npu xpu compile type_as view_as
-    """
-)
-COPIES = words(
-    """
-    clone item tolist numpy mean sum max min squeeze view reshape flatten
-    """
-)
+    """)
+COPIES = words("clone item tolist numpy mean sum max min squeeze view reshape flatten")
 SHAPES = {"size", "numel", "dim", "nelement", "count"}
 COUNTING = {"sum", "count_nonzero", "numel", "count"}
 SYNCHRONISING = ("reduce", "gather", "sync", "broadcast", "all_")
-SAYING = words(
-    """
+SAYING = words("""
     info warning add_scalar add_scalars log log_metrics write debug report log_dict log_metric
     log_scalar log_value
-    """
-)
-OF_DEVICE = words(
-    """
+    """)
+OF_DEVICE = words("""
     shape dtype device size numel dim requires_grad data_ptr record_stream element_size is_cuda ndim
-    """
-)
+    """)
 MEETINGS = {  # methods of a framework's object at which all ranks meet
     "accelerator": words(
         "wait_for_everyone gather gather_for_metrics reduce pad_across_processes save_state check_trigger"
@@ -81,18 +71,15 @@ MEETINGS = {  # methods of a framework's object at which all ranks meet
 PREPARING = words(
     "prepare prepare_model prepare_data_loader setup setup_module setup_optimizers setup_dataloaders"
 )
-CONTEXT_METHODS = words(
-    """
+CONTEXT_METHODS = words("""
     main_process_first local_main_process_first autocast accumulate no_sync join_uneven_inputs
     split_between_processes profile rank_zero_first init_module init_tensor
-    """
-)
-PLAIN_METHODS = words(
-    """
+    """)
+PLAIN_METHODS = words("""
     print log log_dict end_training init_trackers free_memory save register_for_checkpointing set_trigger
     clip_grad_norm_ launch seed_everything
-    """
-)
+    """)
+PLATFORM = {"os.name": "posix", "sys.platform": "linux"}  # nccl is there alone
 MODEL_NAMES = words("model net unet transformer encoder decoder generator discriminator")
 
 
@@ -119,6 +106,7 @@ class Objects(Expressions):
         self.managers: set[str] = set()  # packages that average gradients and deal out data in their own way
         self.spawned: list[Value] = []  # how many processes are started on this machine
         self.norms = 0
+        self.number = "rank"  # what get_rank() returns: "index" where one machine alone joins
 
     # --- groups and meetings ---
 
@@ -245,8 +233,7 @@ class Objects(Expressions):
         made.mark(part=self.is_part_of(made.kind, call))
         for one in each(inner):
             one.mark(wrapper=made)
-            if one.note("norm"):
-                made.mark(norm=True)
+        made.mark(norm=all(one.note("norm") for one in each(inner)))
         self.see(made.kind, call, inner, result=made)
         self.together.append(made)
         return made
@@ -392,6 +379,8 @@ class Objects(Expressions):
 
     def attribute_of_package(self, of: Lib, name: str) -> Value:
         full = f"{of.name}.{name}"
+        if full in PLATFORM:
+            return Const(PLATFORM[full])
         if of.name.startswith("mpi4py") and name in ("rank", "size"):
             return Role("rank" if name == "rank" else "world")
         if full.startswith(("torch.", "os.", "numpy.", "np.")):
@@ -473,6 +462,8 @@ class Objects(Expressions):
         told = self.told_by_name(of, name, call)
         if told is not None:
             return told
+        if name == "get" and type(of) is Value and isinstance(call.get("key", 0), Const):
+            return self.item(of, call.args[0])
         found = self.mixed([of, *call.given()])
         if name.endswith("_") and not name.startswith("_") and type(of) is Value:  # in place
             of.vary |= found.vary
@@ -926,6 +917,10 @@ def _options(s: Objects, of: Value, call: Call, name: str) -> Value | None:
         texts = [one.data for one in call.args if isinstance(one, Const) and isinstance(one.data, str)]
         longest = max(texts, key=len, default="").lstrip("-").replace("-", "_")
         wanted = plain(call.get("dest")) or longest
+        if "local_rank" in longest and "--rank" in texts:
+            of.own()["option rank"] = Role(
+                "local rank"
+            )  # torch.distributed.launch gives it by the other name
         default = call.get("default")
         if isinstance(default, Const) and isinstance(default.data, str) and isinstance(wanted, str):
             of.own()[f"option {wanted}"] = default
@@ -938,6 +933,8 @@ def _options(s: Objects, of: Value, call: Call, name: str) -> Value | None:
         return Const(None)
     made = Thing("namespace", call.node, call)
     for key, value in (of.attrs or {}).items():
+        if isinstance(value, Role):
+            made.own()[key[7:]] = value
         if key.startswith("option ") and isinstance(value, Const):
             option = s.hinted(key[7:])
             if type(option) is Value:

@@ -109,10 +109,11 @@ INTRO = """\
 
 `rank-check train.py notebooks/` reads training scripts, notebooks and folders, and runs nothing. It goes
 through a script as Python would and says what it sees there. By default it asks the rules of *hangs* and
-*wrong*. `--select` and `--ignore` take codes, names and severities, as do lists in the table
-`[tool.rank-check]` of a `pyproject.toml`. The comment `# rank-check: ignore[RC101]` keeps a rule silent about
-its line. The exit code is 1 if something is found, and 2 if a file cannot be read. `rank-check` is also the
-name of a hook for pre-commit. The README says how often it is right.
+*wrong*, but for those that were right too seldom on public scripts. `--select` and `--ignore` take codes,
+names and severities, as do lists in the table `[tool.rank-check]` of a `pyproject.toml`. The comment
+`# rank-check: ignore[RC101]` keeps a rule silent about its line. The exit code is 1 if something is found,
+and 2 if a file cannot be read. `rank-check` is also the name of a hook for pre-commit. The README says how
+often it is right.
 """
 
 

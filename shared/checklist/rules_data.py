@@ -356,12 +356,13 @@ def seeds(t: Machine) -> Answers:
                 yield at(event, "its generator has the same seed on each rank, and so have the workers")
     if is_managed(t) or is_split(t) or "fully_shard" in t.named or "fsdp" in t.named or "ddp" not in t.named:
         return
-    if not any((is_layer(one) or is_step(t, one)) for one in t.named["draw"]):
+    draws = [one for one in t.named["draw"] if not (in_worker(one) and are_workers_apart(t))]
+    if not any((is_layer(one) or is_step(t, one)) for one in draws):
         return
     seeded = [
         one for one in t.named["seed"] if one.of is not None and everyone(t, one) and not is_none(one.of)
     ]
-    ours = [one for one in seeded if one.result is not None and one.result.name in ("torch", "all")]
+    ours = [one for one in seeded if is_of_torch(one)]
     if (
         ours
         and t.seeds.get("torch") == "same"
@@ -371,6 +372,20 @@ def seeds(t: Machine) -> Answers:
             ours[0],
             "all ranks draw the same random numbers: add the rank to the seed once the model is built",
         )
+
+
+def are_workers_apart(t: Machine) -> bool:
+    """Whether a worker_init_fn gives the workers of each rank seeds of their own."""
+    seeds = [seed for one in t.named["DataLoader"] if one.of for seed in one.of.note("seeds") or ()]
+    return any(seed.of.vary & DIFFERS for seed in seeds if is_of_torch(seed) and seed.of)
+
+
+def in_worker(draw: Event) -> bool:
+    return draw.result is not None and draw.result.name == "worker"
+
+
+def is_of_torch(seed: Event) -> bool:
+    return seed.result is not None and seed.result.name in ("torch", "all")
 
 
 def is_layer(draw: Event) -> bool:
@@ -450,7 +465,7 @@ def same_data(first: Event, second: Event) -> bool:
     )
 
 
-@rule("RC209", "wrong", "07")
+@rule("RC209", "wrong", "07", sure=False)
 def reduce(t: Machine) -> Answers:
     """Are the counts of all ranks joined? Else rank 0 reports the accuracy of its own part.
 
@@ -469,7 +484,9 @@ def reduce(t: Machine) -> Answers:
             continue
         told = [part for one in event.call.given() for part in inside(one)]
         own = [one for one in told if is_measured_alone(one)]
-        says_who = any(one.vary & RANK for one in event.call.given())
+        files = things(event.of, "file")
+        given = [*event.call.given(), *(part for one in files for part in one.call.given())]
+        says_who = any(one.vary & RANK for one in given)
         if own and not says_who and not any(is_data(loop.over) for loop in event.loops):
             yield at(
                 event, "this was measured on the part of one rank: all_reduce its sums and counts before"
@@ -496,7 +513,7 @@ def is_data(over: Value | None) -> bool:
     return False
 
 
-@rule("RC210", "wrong", "12")
+@rule("RC210", "wrong", "12", sure=False)
 def mean(t: Machine) -> Answers:
     """Are sums and counts joined, not means? Else a rank with few items counts as much as others.
 

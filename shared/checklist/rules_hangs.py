@@ -63,8 +63,8 @@ def lonely(t: Machine) -> list[Lonely]:
     """The meetings that some ranks miss, without those that the others come to elsewhere."""
     known = t.notes.get("lonely")
     if known is None:
-        found = []
-        for event in t.events:
+        found: list[Lonely] = []
+        for event in [] if forms_groups_anew(t) else t.events:
             if not event.meets or event.name in NOT_WAITED or in_turn(event):
                 continue
             around = ways(t, event)
@@ -77,6 +77,12 @@ def lonely(t: Machine) -> list[Lonely]:
                 found.append(one)
         known = t.notes["lonely"] = unmatched(found)
     return known
+
+
+def forms_groups_anew(t: Machine) -> bool:
+    """Whether ranks that are left form another group: then they agree by a store, outside of collectives."""
+    asked = [one.call.get("enable_reconfigure") for one in t.named["init_process_group"]]
+    return bool(t.named["shrink_group"]) or any(plain(one) is True for one in asked)
 
 
 def is_vague(one: Lonely) -> bool:
@@ -192,8 +198,14 @@ def skip(t: Machine) -> Answers:
         if bad.item():
             continue
     """
+    told = set()
     for one in lonely(t):
-        if one.kind == "own" and not one.why and one.guard.kind != "except":
+        decision = (
+            one.event.node,
+            next((leaf.key for leaf in apart(one.condition) if leaf.kind == "own"), 0),
+        )
+        if one.kind == "own" and not one.why and one.guard.kind != "except" and decision not in told:
+            told.add(decision)
             text = "each rank decides by a value of its own"
             yield one.found(f"{text}; the others wait in {one.what()}")
 
@@ -220,7 +232,7 @@ def error(t: Machine) -> Answers:
         ends = [
             one for one in t.named["process ends"] if one.frame is event.frame and one.number > event.number
         ]
-        if not ends and event.result is not None:
+        if not ends and event.result is not None and not forms_groups_anew(t):
             yield at(
                 event, f"a rank that catches an error here goes on; the others wait in {event.result.name}"
             )

@@ -43,11 +43,7 @@ from .values import (
     things,
 )
 
-WRAPS = words(
-    """
-    ddp fsdp fully_shard replicate accelerator fabric trainer deepspeed parallelize_module
-    """
-)
+WRAPS = words("ddp fsdp fully_shard replicate accelerator fabric trainer deepspeed parallelize_module")
 
 
 @rule("RC301", "wrong", "08")
@@ -123,12 +119,10 @@ def wrap(t: Machine) -> Answers:
         yield at(backward[0], "no DistributedDataParallel, FSDP or fully_shard averages these gradients")
 
 
-AVERAGING = words(
-    """
+AVERAGING = words("""
     all_reduce reduce_scatter_tensor all_reduce_coalesced broadcast all_gather all_gather_into_tensor
     reduce reduce_scatter all_to_all_single
-    """
-)
+    """)
 
 
 SENDING = ("send", "isend", "P2POp")
@@ -140,11 +134,7 @@ def is_activation(event: Event) -> bool:
     return sent is not None and bool(sent.src or sent.vary & (UNKNOWN | GRADIENT))
 
 
-WRAPPING = words(
-    """
-    ddp parallel wrap distribut fsdp shard engine prepare
-    """
-)
+WRAPPING = words("ddp parallel wrap distribut fsdp shard engine prepare")
 
 
 @rule("RC303", "wrong", "08")
@@ -441,6 +431,7 @@ def no_sync(t: Machine) -> Answers:
         condition = waiting(t, before[-1])
         if condition is None:
             continue
+        condition = both(condition, own_way(before[-1], step))
         stepping = steps_when(step, before[-1])
         if is_last(condition, positive=True):
             yield at(before[-1], f"no_sync is on in the last micro-batch, before the step: {turn}")
@@ -498,9 +489,14 @@ def waiting(t: Machine, backward: Event) -> Condition | None:
 
 def steps_when(step: Event, backward: Event) -> Condition:
     """The condition under which the optimizer steps, where the backward does not stand under it, too."""
-    shared = {id(guard.node) for guard in backward.guards}
+    return own_way(step, backward)
+
+
+def own_way(event: Event, other: Event) -> Condition:
+    """The condition of one event that is none of the other."""
+    shared = {id(guard.node) for guard in other.guards}
     return both(
-        *(guard.condition for guard in step.guards if id(guard.node) not in shared and guard.kind == "if")
+        *(guard.condition for guard in event.guards if id(guard.node) not in shared and guard.kind == "if")
     )
 
 

@@ -19,6 +19,8 @@ from .rule import (
 from .state import Event
 from .values import DIFFERS, OWN, ROUND, UNKNOWN, Pairs, Thing, Value, each, inside, things
 
+COUNTS = ("epoch", "step", "iter")
+
 
 def states(value: Value | None) -> list[Thing]:
     """The states that are in what is saved."""
@@ -87,8 +89,7 @@ def saved(t: Machine) -> Answers:
             continue
         seen.append(what)
         counts = any(
-            isinstance(key, str) and any(word in key.lower() for word in ("epoch", "step", "iter"))
-            for key in what.items
+            isinstance(key, str) and any(word in key.lower() for word in COUNTS) for key in what.items
         )
         if not counts and not (event in holding and resumes(t)):
             continue
@@ -106,18 +107,22 @@ def saved(t: Machine) -> Answers:
             event in holding
             and t.named["scaler.step"]
             and not holds(t, event, "scaler", "scaler", "amp")
-            and not disabled(t)
+            and any(not made.loops for made in t.named["scaler"])  # else each epoch has its own
         ):
             yield at(event, "the state of the GradScaler is not saved")
 
 
-def disabled(t: Machine) -> bool:
-    return not t.named["scaler"]
-
-
 def resumes(t: Machine) -> bool:
     """Whether the script goes on from a file: it loads the state of a model, and a number."""
-    return bool(t.named["load file"]) and bool(t.named["load_state_dict"])
+    return bool(t.named["load_state_dict"]) and any(has_number(one.result) for one in t.named["load file"])
+
+
+def has_number(loaded: Value | None) -> bool:
+    """Whether the number of an epoch is read from what was loaded, or may be where it is handed to."""
+    return any(
+        one.note("escaped") or any(word in name for name in one.attrs or () for word in COUNTS)
+        for one in each(loaded)
+    )
 
 
 def holds(t: Machine, event: Event, kind: str, *words: str) -> bool:
@@ -173,7 +178,8 @@ def loads_into_wrapper(t: Machine) -> bool:
             return True
     return any(
         "module." in str(getattr(node, "value", ""))
-        for node in ast.walk(t.main.tree)
+        for module in t.modules.values()
+        for node in ast.walk(module.source.tree)
         if isinstance(node, ast.Constant)
     )
 
@@ -187,7 +193,8 @@ def load(t: Machine) -> Answers:
     Right:
         model.load_state_dict(torch.load(path, map_location=device))
     """
-    if not is_together(t) or is_managed(t):
+    saves = t.named["save file"]
+    if not is_together(t) or is_managed(t) or saves and all(map(moves_to_cpu, saves)):
         return
     loaded = {
         id(one)
@@ -198,12 +205,30 @@ def load(t: Machine) -> Answers:
     for event in t.named["load file"]:
         if event.call.get("map_location", 1) is not None or event.call.more or not everyone(t, event):
             continue
-        if event.of is not None and event.of.vary & DIFFERS or not uses_gpu(t):
+        if event.of is not None and event.of.vary & (DIFFERS | UNKNOWN) or not uses_gpu(t):
             continue
-        if event.result is not None and id(event.result) in loaded:
+        if event.result is not None and id(event.result) in loaded and is_of_the_run(t, event):
             yield at(
                 event, "torch.load without map_location: all ranks load onto the GPU of the rank that saved"
             )
+
+
+def is_of_the_run(t: Machine, load: Event) -> bool:
+    """Whether a run may have saved that file, rather than someone else who publishes it."""
+    saved = {one.of.key for one in t.named["save file"] if one.of is not None}
+    named = load.of is not None and (load.of.key in saved or load.of.name.isidentifier())
+    into = [one for one in t.named["load_state_dict"] if not things(one.of, "module", "ddp", "fsdp", "dp")]
+    return (
+        named
+        or has_number(load.result)
+        or any(part is load.result for one in into for part in inside(one.result))
+    )
+
+
+def moves_to_cpu(save: Event) -> bool:
+    """Whether the function that saves moves the tensors to the CPU before."""
+    function = save.frame.function.body if save.frame.function is not None else ast.Pass()
+    return any(isinstance(one, ast.Attribute) and one.attr == "cpu" for one in ast.walk(function))
 
 
 def chain(value: Value) -> list[Value]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .conditions import Condition, answers, apart, both, either, negate, simplify
 from .sources import Project, Source
-from .values import OWN, Choice, Value, each, join
+from .values import MEASURED, OWN, Choice, Value, each, join
 
 MISSING = object()
 MOST_CHOICES = 8
@@ -273,6 +273,10 @@ class State:
         if found is None:
             found = self.blends[key] = Value(name=values[0].name, key=("blend", key))
         found.vary |= vary | join(values)
+        if any(one.src and not one.vary & MEASURED for one in values) and not any(
+            apart(way) for way, _ in choices
+        ):
+            found.vary &= ~MEASURED  # an option says whether it is gathered, and whether it has to be
         found.src = found.src.union(*(one.src for one in values))
         for one in values:
             if one.attrs:

@@ -38,12 +38,10 @@ FAILS = ("raise", "assert")
 LEFT = "left"  # by break or continue: what was assigned still counts
 Falls = bool | str
 # An error of these kinds comes from what one rank computes; others come on all ranks alike, or not at all.
-OWN_ERRORS = words(
-    """
+OWN_ERRORS = words("""
     RuntimeError Exception BaseException OutOfMemoryError ValueError FloatingPointError AssertionError
     ArithmeticError ZeroDivisionError OverflowError IndexError CudaError
-    """
-) | {""}
+    """) | {""}
 
 
 def one_of(first: Falls, second: Falls) -> Falls:
@@ -58,6 +56,9 @@ def is_to_do(node: ast.stmt) -> bool:
     error = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
     error = node.exc if isinstance(node, ast.Raise) and error is None else error
     return isinstance(error, ast.Name) and error.id == "NotImplementedError"
+
+
+FAILS_ON_ALL = ("init_process_group", "monitored_barrier")
 
 
 class Statements(Expressions):
@@ -174,7 +175,8 @@ class Statements(Expressions):
             if isinstance(one, Module | Class):
                 self.store(one.frame.locals, target.attr, value)
             elif not isinstance(one, Const):
-                if not (isinstance(one, Thing) and one.made is not None):
+                made = one.made if isinstance(one, Thing) else None
+                if made is None or self.member(made, "__getattr__") is not None:
                     self.part(one, target.attr)  # what it was before, where a branch is not taken
                 self.store(one.own(), target.attr, value)
 
@@ -192,6 +194,9 @@ class Statements(Expressions):
                 else:
                     one.vary |= value.vary
             elif not isinstance(one, Const | Lib):
+                if isinstance(index, Const) and type(one) is Value:
+                    one.mark(before=one.vary if one.note("before") is None else one.note("before"))
+                    self.store(one.own(), f"[{index.data}]", value)
                 one.vary |= (value.vary | index.vary) & (DIFFERS | MEASURED | UNKNOWN)
 
     def do_Delete(self, node: ast.Delete) -> None:
@@ -335,7 +340,7 @@ class Statements(Expressions):
     def do_Try(self, node: ast.Try) -> Falls:
         before, events = len(self.exits), len(self.events)
         falls = self.block(node.body)
-        met = [one for one in self.events[events:] if one.meets and one.name != "init_process_group"]
+        met = [one for one in self.events[events:] if one.meets and one.name not in FAILS_ON_ALL]
         seen = self.events[events:]
         self.exits[before:] = [one for one in self.exits[before:] if one.kind != "raise" or not node.handlers]
         if falls is True:
