@@ -1,74 +1,78 @@
-"""Why is this run slow? A decision tree asks the traces of all ranks, and names a reason and a rank.
+"""Why is this run slow? A decision tree asks the traces of all ranks, and names a part of the step and ranks.
 
 Run it:      python labs/lab_25_diagnose.py FOLDER
 Written by:  notebooks/25_see_it.ipynb
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import mean, median
 
 from lab_25_reader import (
-    COMMUNICATION,
     COMPUTE,
     DATA,
     EVALUATION,
     IDLE,
-    OVERLAP,
     STEP,
+    TRANSFER,
     Trace,
     last_to_come,
     parts,
     read_folder,
+    waits,
 )
 
 from shared.runtime.errors import InputError
 from shared.runtime.run import run
 
 NOTABLE = 0.1  # of a step
+MOST = 2 / 3  # of the steps in which somebody is late: then it is that rank, else they take turns
+OWN = (DATA, EVALUATION, COMPUTE, IDLE)  # what a rank does without the others
 
 
-def late_rank(traces: list[Trace]) -> int | None:
-    """The rank that comes last in most steps, if the first one waits for a notable part of the step."""
-    steps = parts(traces[0])
-    late = []
-    for (rank, wait), step in zip(last_to_come(traces), steps, strict=True):
-        if wait > NOTABLE * step[STEP]:
-            late.append(rank)
-    for trace in traces:
-        if 2 * late.count(trace.rank) > len(steps):
-            return trace.rank
-    return None
+def diagnose(traces: list[Trace]) -> tuple[str, tuple[int, ...]]:
+    """(part of the step that is to blame, ranks): one rank, those that are late by turns, or none.
 
-
-def diagnose(traces: list[Trace]) -> tuple[str, int | None]:
-    """(part of the step that is to blame, rank), where the rank is None if all ranks are alike.
-
-    1. Does one rank keep the others waiting? Then its communication is short, and that of the others is long
-       because of it. What does this rank do more of than the others?
-    2. If none does: what takes the largest part of a step? Communication counts as far as nothing hides it.
+    1. Is somebody late in most steps, so that the others wait a notable part of the step? What does that
+       rank do more of than the others, in the steps in which it is the last?
+    2. If not: what takes the largest part of a step? Of communication, what nothing hides.
     """
-    own_parts = (DATA, EVALUATION, COMPUTE, IDLE)
-    means = []
-    for trace in traces:
-        steps = parts(trace)
-        means.append({part: mean(step[part] for step in steps) for part in steps[0]})
-    rank = late_rank(traces)
-    if rank is not None:
-        others = [one for number, one in enumerate(means) if number != rank]
-        more = {part: means[rank][part] - median(one[part] for one in others) for part in own_parts}
-        return max(more, key=more.__getitem__), rank
-    seconds = {part: mean(one[part] for one in means) for part in own_parts}
-    seconds[COMMUNICATION] = mean(one[COMMUNICATION] - one[OVERLAP] for one in means)
-    return max(seconds, key=seconds.__getitem__), None
+    steps = [parts(trace, waiting) for trace, waiting in zip(traces, waits(traces), strict=True)]
+    late = {}  # {step: rank}
+    for number, (rank, wait) in enumerate(last_to_come(traces)):
+        if wait > NOTABLE * steps[0][number][STEP]:
+            late[number] = rank
+    if 2 * len(late) > len(steps[0]):
+        times = Counter(late.values())
+        (rank, most), *_ = times.most_common()
+        ranks = (rank,) if most > MOST * len(late) else tuple(sorted(times))
+        more = dict.fromkeys(OWN, 0.0)
+        for number, rank in late.items():
+            if rank in ranks:
+                others = [own[number] for other, own in enumerate(steps) if other != rank]
+                for part in OWN:
+                    more[part] += steps[rank][number][part] - median(one[part] for one in others)
+        return max(more, key=more.__getitem__), ranks
+    seconds = {}
+    for part in (*OWN, TRANSFER):
+        seconds[part] = mean(step[part] for own in steps for step in own)
+    return max(seconds, key=seconds.__getitem__), ()
+
+
+def verdict(traces: list[Trace]) -> str:
+    part, ranks = diagnose(traces)
+    if not ranks:
+        return f"{part}, on all ranks alike"
+    if len(ranks) == 1:
+        return f"{part}, on rank {ranks[0]}, and the others wait for it"
+    return f"{part}, on ranks {', '.join(map(str, ranks))} by turns, and the others wait"
 
 
 def main() -> None:
     if len(sys.argv) != 2:
         raise InputError("name the folder that holds the traces of one run")
-    part, rank = diagnose(read_folder(Path(sys.argv[1])))
-    where = "on all ranks alike" if rank is None else f"on rank {rank}, and the others wait for it"
-    print(f"{part}, {where}")
+    print(verdict(read_folder(Path(sys.argv[1]))))
 
 
 if __name__ == "__main__":

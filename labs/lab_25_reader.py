@@ -3,11 +3,14 @@
 Run it:      python labs/lab_25_reader.py FOLDER
 Written by:  notebooks/25_see_it.ipynb
 
-FOLDER holds the traces of one run, a ``*.json`` file for each rank. The standard library is enough.
+FOLDER holds the traces of one run, a ``*.json`` file for each rank. The standard library is enough. Its time
+grows with the number of events, not with that of steps times events.
 """
 
 import json
 import sys
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -17,20 +20,26 @@ from shared.runtime.run import run
 
 DATA, EVALUATION, COMPUTE, COMMUNICATION = "data", "evaluation", "compute", "communication"
 LAUNCH = "launch"  # Python's thread hands a collective to one of gloo's
+WAITING, TRANSFER = "waiting", "transfer"  # communication that nothing hides: for a late rank, and the rest
 OVERLAP, IDLE, STEP = "overlap", "idle", "step"
-PARTS = (STEP, DATA, EVALUATION, COMPUTE, COMMUNICATION, OVERLAP, IDLE)
+PARTS = (STEP, DATA, EVALUATION, COMPUTE, WAITING, TRANSFER, IDLE, OVERLAP)
+ONLY = "the only one"  # a group without a name in the trace
+# Collectives that end on all ranks at almost the same moment. The sender of a broadcast may leave early.
+END_TOGETHER = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 
 Spans = list[tuple[float, float]]  # (start, end) in seconds
+Key = tuple[str, int, int]  # of a collective: group, sequence number, and which of those with this number
 
 
 @dataclass(frozen=True)
 class Event:
-    """One span of a trace, in seconds of that rank's clock."""
+    """One span of a trace, in seconds of that rank's clock. ``key`` is for collectives alone."""
 
     kind: str
     name: str
     start: float
     end: float
+    key: Key | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +79,37 @@ def kind_of(event: dict, on_gpu: bool) -> str | None:
     return None
 
 
+class Numbers:
+    """Gives the collectives of one rank their keys.
+
+    nccl's kernels carry the group's name and a sequence number. gloo's spans carry neither: we count, and
+    there must be a single group.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.groups = groups
+        self.called: Counter[str] = Counter()
+        self.same: Counter[tuple[str, int]] = Counter()
+
+    def key(self, event: dict) -> Key:
+        details = event.get("args", {})
+        group = details.get("Process Group Name", ONLY)
+        if group == ONLY and self.groups > 1:
+            raise CourseError(
+                f"{event['name']}: the trace does not say to which of {self.groups} groups it belongs"
+            )
+        number = details.get("Seq", self.called[group])
+        self.called[group] += 1
+        again = self.same[group, number]
+        self.same[group, number] += 1
+        return group, number, again
+
+
 def read(trace: dict) -> Trace:
     """A rank's trace from what ``json.load`` makes of the file."""
     spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     on_gpu = any(event.get("cat") == "kernel" for event in spans)
+    numbers = Numbers(trace["distributedInfo"].get("pg_count", 1))
     steps, events = [], []
     for event in sorted(spans, key=lambda one: one["ts"]):
         start, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
@@ -81,7 +117,8 @@ def read(trace: dict) -> Trace:
             steps.append((start, end))
         kind = kind_of(event, on_gpu)
         if kind is not None:
-            events.append(Event(kind, event["name"], start, end))
+            key = numbers.key(event) if kind == COMMUNICATION else None
+            events.append(Event(kind, event["name"], start, end, key))
     return Trace(trace["distributedInfo"]["rank"], on_gpu, steps, events)
 
 
@@ -110,118 +147,175 @@ def merged(spans: Spans) -> Spans:
 
 
 def common(ones: Spans, others: Spans) -> Spans:
-    """What lies in both. Each list is merged."""
+    """What lies in both. Each list is merged, and read once."""
     found = []
-    for start, end in ones:
-        for other_start, other_end in others:
-            if max(start, other_start) < min(end, other_end):
-                found.append((max(start, other_start), min(end, other_end)))
+    i = j = 0
+    while i < len(ones) and j < len(others):
+        start = max(ones[i][0], others[j][0])
+        end = min(ones[i][1], others[j][1])
+        if start < end:
+            found.append((start, end))
+        if ones[i][1] < others[j][1]:
+            i += 1
+        else:
+            j += 1
     return found
 
 
 def without(ones: Spans, others: Spans) -> Spans:
     """What of ``ones`` does not lie in ``others``. Each list is merged."""
-    found = []
-    for start, end in ones:
-        for other_start, other_end in common([(start, end)], others):
-            if start < other_start:
-                found.append((start, other_start))
-            start = other_end
-        if start < end:
-            found.append((start, end))
+    ends = [float("-inf"), *(end for _, end in others)]
+    starts = [*(start for start, _ in others), float("inf")]
+    return common(ones, list(zip(ends, starts, strict=True)))
+
+
+def seconds_by_step(steps: Spans, spans: Spans) -> list[float]:
+    """How long ``spans``, which are merged, last within each step."""
+    starts = [start for start, _ in steps]
+    found = [0.0] * len(steps)
+    for start, end in common(merged(steps), spans):
+        step = bisect_left(starts, end) - 1
+        while step >= 0 and steps[step][1] > start:  # steps without a gap between them are one span here
+            found[step] += min(end, steps[step][1]) - max(start, steps[step][0])
+            step -= 1
     return found
 
 
-def length(spans: Spans) -> float:
-    return sum(end - start for start, end in spans)
-
-
-def parts(trace: Trace) -> list[dict[str, float]]:
+def parts(trace: Trace, waiting: Spans) -> list[dict[str, float]]:
     """For each step {part: seconds}.
 
     The operations of the data loader and of the evaluation do not count as compute. ``overlap`` is the part
-    of the communication during which the rank does something else. ``idle`` is what no event covers.
+    of the communication during which the rank does something else. The rest of it is ``waiting`` for ranks
+    that have not come, and ``transfer``. ``idle`` is what no event covers.
+
+    Args:
+        waiting: of this rank, from ``waits``.
     """
-    found = []
-    for step in trace.steps:
-        window = [step]
-        communication = common(window, merged(trace.spans(COMMUNICATION)))
-        compute = common(window, merged(trace.spans(COMPUTE)))
-        evaluation = common(window, merged(trace.spans(EVALUATION)))
-        data = without(common(window, merged(trace.spans(DATA))), evaluation)
-        compute = without(compute, evaluation)
-        if trace.on_gpu:  # it computes while the CPU loads data, which costs nothing then
-            data = without(data, compute)
-        else:
-            compute = without(compute, data)
-        busy = merged(data + evaluation + compute)
-        found.append(
-            {
-                STEP: length(window),
-                DATA: length(data),
-                EVALUATION: length(evaluation),
-                COMPUTE: length(compute),
-                COMMUNICATION: length(communication),
-                OVERLAP: length(common(communication, busy)),
-                IDLE: length(without(window, merged(busy + communication))),
-            }
-        )
-    return found
+    communication = merged(trace.spans(COMMUNICATION))
+    evaluation = merged(trace.spans(EVALUATION))
+    compute = without(merged(trace.spans(COMPUTE)), evaluation)
+    data = without(merged(trace.spans(DATA)), evaluation)
+    if trace.on_gpu:  # it computes while the CPU loads data, which costs nothing then
+        data = without(data, compute)
+    else:
+        compute = without(compute, data)
+    busy = merged(data + evaluation + compute)
+    exposed = without(communication, busy)
+    spans = {
+        STEP: merged(trace.steps),
+        DATA: data,
+        EVALUATION: evaluation,
+        COMPUTE: compute,
+        WAITING: common(exposed, waiting),
+        TRANSFER: without(exposed, waiting),
+        OVERLAP: common(communication, busy),
+        IDLE: without(merged(trace.steps), merged(busy + communication)),
+    }
+    seconds = {part: seconds_by_step(trace.steps, ones) for part, ones in spans.items()}
+    return [{part: seconds[part][step] for part in PARTS} for step in range(len(trace.steps))]
 
 
-def collectives(traces: list[Trace]) -> list[list[Event]]:
-    """For each rank its collectives, in order: the first of one rank belongs to the first of another.
+Collective = dict[int, Event]  # {rank: its event}
+
+
+def collectives(traces: list[Trace]) -> list[Collective]:
+    """Those that end together, each with the events of all its ranks, paired by group and sequence number.
+
+    A trace may begin or end between two collectives of a group. What is not in the traces of all ranks of
+    its group is left out, if the trace has sequence numbers.
 
     Raises:
-        CourseError: ranks have recorded different numbers of them.
+        CourseError: ranks have recorded different numbers of collectives that can only be counted.
     """
-    found = [[event for event in trace.events if event.kind == COMMUNICATION] for trace in traces]
-    counts = [len(events) for events in found]
-    if len(set(counts)) > 1:
-        raise CourseError(f"ranks recorded {counts} collectives: they have not traced the same steps")
+    by_key: dict[Key, Collective] = {}
+    members: dict[str, set[int]] = {}
+    for trace in traces:
+        for event in trace.events:
+            if event.key is not None:
+                by_key.setdefault(event.key, {})[trace.rank] = event
+                members.setdefault(event.key[0], set()).add(trace.rank)
+    found = []
+    for (group, number, _), events in by_key.items():
+        name = next(iter(events.values())).name
+        if len(events) < len(members[group]) and not name.startswith("nccl"):
+            raise CourseError(
+                f"{name} {number}: only ranks {sorted(events)} recorded it, of {members[group]}"
+            )
+        flat = name.lower().replace("_", "")
+        together = any(op in flat for op in END_TOGETHER)
+        if together and events.keys() == members[group] and len(events) > 1:
+            found.append(events)
     return found
 
 
-def clock_shifts(traces: list[Trace]) -> list[float]:
+def clock_shifts(traces: list[Trace], calls: list[Collective]) -> list[float]:
     """Seconds to add to each rank's times, so that they are times of rank 0.
 
-    An all-reduce ends on all ranks at almost the same moment, whatever their clocks say.
+    A collective ends on all ranks at almost the same moment, whatever their clocks say. A rank that shares
+    no group with rank 0 is aligned by way of one that does.
     """
-    first, *_ = every = collectives(traces)
-    return [median(one.end - other.end for one, other in zip(first, own, strict=True)) for own in every]
+    differences: dict[tuple[int, int], list[float]] = {}
+    for events in calls:
+        first = min(events)
+        for rank, event in events.items():
+            differences.setdefault((first, rank), []).append(events[first].end - event.end)
+            differences.setdefault((rank, first), []).append(event.end - events[first].end)
+    shifts = {0: 0.0}
+    aligned = [0]
+    while aligned:
+        known = aligned.pop()
+        for (first, rank), seconds in differences.items():
+            if first == known and rank not in shifts:
+                shifts[rank] = shifts[known] + median(seconds)
+                aligned.append(rank)
+    return [shifts.get(trace.rank, 0.0) for trace in traces]
 
 
-def calls_by_step(traces: list[Trace]) -> list[list[tuple[Event, ...]]]:
-    """For each step its collectives, each as the events of all ranks. Rank 0's clock says which step."""
-    calls = list(zip(*collectives(traces), strict=True))
-    return [[one for one in calls if start <= one[0].start < end] for start, end in traces[0].steps]
+def waits(traces: list[Trace]) -> list[Spans]:
+    """For each rank, by its own clock, when it waits in a collective into which not all have come.
+
+    While another collective transfers something, it does not count.
+    """
+    calls = collectives(traces)
+    shifts = clock_shifts(traces, calls)
+    waiting: list[Spans] = [[] for _ in traces]
+    moving: list[Spans] = [[] for _ in traces]
+    for events in calls:
+        last = max(event.start + shifts[rank] for rank, event in events.items())
+        for rank, event in events.items():
+            entered = min(max(last - shifts[rank], event.start), event.end)
+            waiting[rank].append((event.start, entered))
+            moving[rank].append((entered, event.end))
+    pairs = zip(waiting, moving, strict=True)
+    return [without(merged(ones), merged(others)) for ones, others in pairs]
 
 
 def last_to_come(traces: list[Trace]) -> list[tuple[int, float]]:
     """For each step (rank, seconds): who entered a collective last, and how long the first one waited for it.
 
-    If there are several collectives in a step, the longest wait counts.
+    If there are several collectives in a step, the longest wait counts. Rank 0's clock says which step.
     """
-    shifts = clock_shifts(traces)
-    found = []
-    for calls in calls_by_step(traces):
-        worst = (0, 0.0)
-        for events in calls:
-            entered = [event.start + shift for event, shift in zip(events, shifts, strict=True)]
-            wait = max(entered) - min(entered)
-            if wait > worst[1]:
-                worst = (entered.index(max(entered)), wait)
-        found.append(worst)
+    calls = collectives(traces)
+    shifts = clock_shifts(traces, calls)
+    starts = [start for start, _ in traces[0].steps]
+    found = [(0, 0.0)] * len(starts)
+    for events in calls:
+        entered = {rank: event.start + shifts[rank] for rank, event in events.items()}
+        last = max(entered, key=entered.__getitem__)
+        wait = entered[last] - min(entered.values())
+        step = bisect_left(starts, min(event.end + shifts[rank] for rank, event in events.items())) - 1
+        if step >= 0 and entered[last] < traces[0].steps[step][1] and wait > found[step][1]:
+            found[step] = (last, wait)
     return found
 
 
 def table(traces: list[Trace]) -> str:
     """Milliseconds of a step by part, the mean of all steps, a line for each rank."""
-    lines = ["rank " + "".join(f"{part:>14}" for part in PARTS) + "   last in"]
+    lines = ["rank " + "".join(f"{part:>11}" for part in PARTS) + "   last in"]
     last = [rank for rank, _ in last_to_come(traces)]
-    for trace in traces:
-        steps = parts(trace)
-        cells = "".join(f"{1e3 * mean(step[part] for step in steps):14.1f}" for part in PARTS)
+    for trace, waiting in zip(traces, waits(traces), strict=True):
+        steps = parts(trace, waiting)
+        cells = "".join(f"{1e3 * mean(step[part] for step in steps):11.1f}" for part in PARTS)
         lines.append(f"{trace.rank:4} {cells}   {last.count(trace.rank)} of {len(steps)}")
     return "\n".join(lines)
 

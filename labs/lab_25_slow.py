@@ -1,4 +1,4 @@
-"""Three slow runs, traced on all ranks: in each of them one rank holds the others up, for another reason.
+"""Three slow runs, traced on all ranks: one rank holds the others up, for two reasons, or they take turns.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_25_slow.py
 Written by:  notebooks/25_see_it.ipynb
@@ -11,13 +11,13 @@ import gc
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lab_25_diagnose import diagnose
+from lab_25_diagnose import diagnose, verdict
 from lab_25_reader import (
     COMMUNICATION,
     COMPUTE,
@@ -25,15 +25,15 @@ from lab_25_reader import (
     EVALUATION,
     LAUNCH,
     OVERLAP,
-    Event,
     Trace,
-    calls_by_step,
     clock_shifts,
+    collectives,
     common,
     last_to_come,
     merged,
     parts,
     read,
+    waits,
     without,
 )
 from torch import nn
@@ -55,7 +55,7 @@ class Config:
     layers: int = 4
     forward_s: float = 0.01  # of a layer
     backward_s: float = 0.02
-    late_s: float = 0.4  # how much more the slow rank does in each step
+    late_s: float = 0.4  # how much more the late rank does in a step
     steps: int = 4
     warm_up: int = 2  # steps: DDP lays out its buckets anew after the first one
     bucket_mb: float = 0.01  # less than a layer's weight: a bucket for each of them
@@ -118,14 +118,15 @@ class Training:
         for _ in range(cfg.warm_up):
             self.step()
 
-    def slow_down(self, part: str) -> None:
-        """From now on do ``late_s`` more of this part in each step."""
+    def be_late(self, part: str, late: bool) -> None:
+        """From now on do ``late_s`` more of this part in each step, or not."""
+        more = self.cfg.late_s if late else 0.0
         if part == DATA:
-            self.data.seconds = self.cfg.late_s
+            self.data.seconds = more
         elif part == EVALUATION:
-            self.evaluation_s = self.cfg.late_s
+            self.evaluation_s = more
         elif part == COMPUTE:
-            self.model.forward_s += self.cfg.late_s / self.cfg.layers
+            self.model.forward_s = self.cfg.forward_s + more / self.cfg.layers
 
     def step(self) -> None:
         x = next(self.batches)
@@ -138,11 +139,12 @@ class Training:
                 Work.apply(x, self.evaluation_s, 0.0)
 
 
-def traced(part: str, slow: int, path: Path, cfg: Config, group: Group) -> None:
-    """Train while rank ``slow`` does more of ``part``, and write this rank's trace. Collective."""
+Late = Callable[[int], int]  # step -> the rank that is late in it
+
+
+def traced(part: str, late: Late, path: Path, cfg: Config, group: Group) -> None:
+    """Train while rank ``late(step)`` does more of ``part``; write this rank's trace. Collective."""
     training = Training(cfg)
-    if group.rank == slow:
-        training.slow_down(part)
     path.parent.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     with profile(
@@ -150,7 +152,8 @@ def traced(part: str, slow: int, path: Path, cfg: Config, group: Group) -> None:
         on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
         acc_events=True,
     ) as profiler:
-        for _ in range(1 + cfg.steps):
+        for step in range(-1, cfg.steps):  # the first one warms up
+            training.be_late(part, group.rank == late(step))
             training.step()
             profiler.step()
     dist.barrier()
@@ -159,54 +162,63 @@ def traced(part: str, slow: int, path: Path, cfg: Config, group: Group) -> None:
 def moved(trace: Trace, seconds: float) -> Trace:
     """The trace as a clock would have written it that is ahead by ``seconds``."""
     steps = [(start + seconds, end + seconds) for start, end in trace.steps]
-    events = [Event(one.kind, one.name, one.start + seconds, one.end + seconds) for one in trace.events]
+    events = [replace(one, start=one.start + seconds, end=one.end + seconds) for one in trace.events]
     return replace(trace, steps=steps, events=events)
 
 
-def check(part: str, slow: int, traces: list[Trace], cfg: Config) -> None:
+def check(part: str, late: list[int], traces: list[Trace], cfg: Config) -> None:
     """What the traces must say; nothing of it depends on how fast this machine is.
+
+    Args:
+        late: for each step the rank that was made late.
 
     Raises:
         CourseError: they say something else.
     """
-    name = f"{part} on rank {slow}"
-    verdict = diagnose(traces)
-    if verdict != (part, slow):
-        raise CourseError(f"{name}: the tree says {verdict}, late are {last_to_come(traces)}")
+    wanted = (part, tuple(sorted(set(late))))
+    name = f"{part} on ranks {wanted[1]}"
+    found = diagnose(traces)
+    if found != wanted:
+        raise CourseError(f"{name}: the tree says {found}, late are {last_to_come(traces)}")
     ahead = [moved(trace, 3.0 * trace.rank) for trace in traces]
-    clocks = [b - a for a, b in zip(clock_shifts(traces), clock_shifts(ahead), strict=True)]
-    if diagnose(ahead) != verdict or [round(shift, 3) for shift in clocks] != [-3 * t.rank for t in traces]:
+    before, after = (clock_shifts(ones, collectives(ones)) for ones in (traces, ahead))
+    clocks = [b - a for a, b in zip(before, after, strict=True)]
+    if diagnose(ahead) != found or [round(shift, 3) for shift in clocks] != [-3 * t.rank for t in traces]:
         raise CourseError(f"{name}: with other clocks the tree says {diagnose(ahead)}, shifts are {clocks}")
     waited = 0
-    for calls in calls_by_step(traces):
-        firsts = [one.end - one.start for one in calls[0]]
-        fast = [seconds for rank, seconds in enumerate(firsts) if rank != slow]
-        waited += min(fast) - firsts[slow] > cfg.late_s / 4
+    calls = collectives(traces)
+    for number, rank in enumerate(late):
+        start, end = traces[0].steps[number]
+        firsts = next(events for events in calls if start <= events[0].start < end)
+        seconds = {other: event.end - event.start for other, event in firsts.items()}
+        own = seconds.pop(rank)
+        waited += min(seconds.values()) - own > cfg.late_s / 4
     if 2 * waited <= cfg.steps:
-        raise CourseError(f"{name}: only in {waited} steps the first collective is short on the slow rank")
+        raise CourseError(f"{name}: only in {waited} steps the first collective is short on the late rank")
 
 
-def check_overlap(name: str, traces: list[Trace], slow: int) -> None:
+def check_overlap(name: str, traces: list[Trace], late: list[int]) -> None:
     """DDP hands over buckets while backward goes on, and so those who wait do it during backward, in part."""
-    for trace in traces:
+    for trace, waiting in zip(traces, waits(traces), strict=True):
         for step in trace.steps:
             launches = common([step], trace.spans(LAUNCH))
             layers = [(one.start, one.end) for one in trace.events if one.name == "WorkBackward"]
             backward = common([step], layers)
             if not launches[0][0] < backward[-1][0] < launches[-1][0]:  # all on one thread: an order, no race
                 raise CourseError(f"{name}: rank {trace.rank} hands over its buckets after backward")
-        if trace.rank != slow and not any(step[OVERLAP] > 0 for step in parts(trace)):
+        overlaps = any(step[OVERLAP] > 0 for step in parts(trace, waiting))
+        if not overlaps and set(late) != {trace.rank}:
             raise CourseError(f"{name}: rank {trace.rank} communicates only while it does nothing else")
 
 
 def timeline(traces: list[Trace], shortest_s: float = 2e-3) -> list[dict[str, list]]:
-    """For each rank {part: spans} of the second step, in seconds since the first rank began it.
+    """For each rank {part: spans} of the second and third step, in seconds since the first rank began them.
 
     The window is the same for all ranks. For a picture: what is shorter than ``shortest_s`` is left out.
     """
-    shifts = clock_shifts(traces)
+    shifts = clock_shifts(traces, collectives(traces))
     begin = min(trace.steps[1][0] + shift for trace, shift in zip(traces, shifts, strict=True))
-    end = min(trace.steps[1][1] + shift for trace, shift in zip(traces, shifts, strict=True))
+    end = min(trace.steps[2][1] + shift for trace, shift in zip(traces, shifts, strict=True))
     found = []
     for trace, shift in zip(traces, shifts, strict=True):
         spans = {}
@@ -226,23 +238,26 @@ def main(cfg: Config) -> None:
     os.environ["RANK_BY_RANK_DEVICE"] = "cpu"
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would complain that there is no GPU
     with process_group(smallest=2, timeout_s=120) as group:
-        last = group.world_size - 1
-        runs = {DATA: last, EVALUATION: 0, COMPUTE: group.world_size // 2}
+        ranks = group.world_size
+        runs: dict[str, Late] = {
+            DATA: lambda step: ranks - 1,
+            EVALUATION: lambda step: 0,
+            COMPUTE: lambda step: step % ranks,
+        }
         recorded = {}
-        for part, slow in runs.items():
+        for part, late in runs.items():
             folder = results_folder() / f"slow_{part}"
-            traced(part, slow, folder / f"rank{group.rank}.json", cfg, group)
+            traced(part, late, folder / f"rank{group.rank}.json", cfg, group)
             traces = []
-            for rank in range(group.world_size):
+            for rank in range(ranks):
                 text = (folder / f"rank{rank}.json").read_text(encoding="utf-8")
                 traces.append(read(json.loads(text)))
-            check(part, slow, traces, cfg)
-            check_overlap(f"{part} on rank {slow}", traces, slow)
-            print_on_rank_0(
-                f"{part:10} on rank {slow}: found, and the others' first collective is the long one"
-            )
-            recorded[part] = {"slow": slow, "timeline": timeline(traces)}
+            by_step = [late(step) for step in range(cfg.steps)]
+            check(part, by_step, traces, cfg)
+            check_overlap(part, traces, by_step)
+            recorded[part] = {"verdict": verdict(traces), "late": by_step, "timeline": timeline(traces)}
             gc.collect()
+        print_on_rank_0(f"{len(recorded)} slow runs: in each the tree finds the part and the ranks")
         record_results("lab_25_slow", recorded)
 
 
