@@ -1,5 +1,6 @@
-"""Lesson 14: how the time of a step on a network is computed from what a way sends."""
+"""Lesson 14: the sweep's table is that of the code, and how the time of a step on a network is computed."""
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -7,36 +8,70 @@ import pytest
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT
 
-DENSE = {"messages": 6.0, "bytes": 1000.0, "steps to target": 10}
-
-
 pytestmark = pytest.mark.slow  # it imports torch
 
 
 @pytest.fixture(scope="module")
-def ways() -> ModuleType:
-    return load_file(ROOT / "labs" / "lab_14_ways.py")
+def networks() -> ModuleType:
+    return load_file(ROOT / "labs" / "lab_14_networks.py")
+
+
+@pytest.fixture(scope="module")
+def sweep() -> ModuleType:
+    from shared.lesson_14 import sweep
+
+    return sweep
+
+
+def test_the_table_is_that_of_the_code(sweep: ModuleType):
+    """A change of the code that trains asks for ``python -m shared.lesson_14.sweep``."""
+    assert f"# code {sweep.digest()}, {sweep.Config()}" in sweep.PATH.read_text(encoding="utf-8").splitlines()
+    settings = {(row.way, row.lr, row.outer_lr) for row in sweep.read()}
+    wanted = set()
+    for name, way in sweep.WAYS.items():
+        outer = sweep.OUTER_LRS if way.kind == "DiLoCo" else (0.0,)
+        wanted |= {(name, lr, one) for lr in sweep.LRS for one in outer}
+    assert settings == wanted
+    assert len(sweep.read()) == sweep.FOLDS * len(wanted)
+
+
+def test_a_row_comes_out_again(sweep: ModuleType):
+    (row,) = [row for row in sweep.read() if (row.way, row.lr, row.seed) == ("local SGD, H = 4", 0.2, 0)]
+    cfg = replace(sweep.Config(), steps=row.test_95)
+    (accuracies,) = sweep.train(sweep.WAYS[row.way], [sweep.Run(row.seed, row.lr)], cfg)
+    found = sweep.row_of(row.way, sweep.Run(row.seed, row.lr), accuracies, cfg)
+    assert (found.test_90, found.test_95) == (row.test_90, row.test_95)
+
+
+def test_each_image_is_tested_once():
+    from shared.lesson_14.workers import FOLDS, split_of
+
+    splits = [split_of(seed) for seed in range(FOLDS)]
+    assert sum(len(split.test_y) for split in splits) == 1797
+    assert all(len(split.train_y) + len(split.tune_y) + len(split.test_y) == 1797 for split in splits)
 
 
 @pytest.mark.parametrize(
-    ("latency", "gradient", "row", "expected"),
+    ("way", "hidden", "expected"),
     [
-        (0.0, 0.0, DENSE, 1.0),
-        (0.5, 0.0, DENSE, 4.0),
-        (0.0, 3.0, DENSE, 4.0),
-        (0.0, 3.0, DENSE | {"bytes": 500.0}, 2.5),
-        (0.5, 3.0, DENSE | {"messages": 18.0, "bytes": 100.0}, 10.3),
+        ("all-reduce", False, 10 + 56 + 1.4),  # 2 * 7/8 * 4e9 bytes at 1 Gbit/s, 14 messages of 0.1 s
+        ("all-reduce", True, 10 + 56 + 1.4 - 5),
+        ("bf16", True, 10 + 28 + 1.4 - 5),
+        ("local SGD, H = 4", False, 10 + 14 + 0.35),
+        ("local SGD, H = 4", True, 10 + 14 + 0.35),
     ],
 )
 def test_a_step_takes_computation_messages_and_bytes(
-    ways: ModuleType, latency: float, gradient: float, row: dict, expected: float
+    networks: ModuleType, way: str, hidden: bool, expected: float
 ):
-    network = ways.Network(latency, gradient)
-    assert network.seconds(row, DENSE) == pytest.approx(expected)
-    assert network.to_target(row, DENSE) == pytest.approx(10 * expected)
+    job = networks.Job(parameters=1e9, step_s=10, backward=0.5)
+    assert networks.step_s(way, networks.Network(100, 1), job, hidden) == pytest.approx(expected)
 
 
-def test_each_way_has_a_kind_and_the_good_ones_are_among_them(ways: ModuleType):
-    assert set(ways.GOOD) <= set(ways.WAYS)
-    assert set(ways.PACED) <= set(ways.NETWORKS)
-    assert len({kind for kind, _ in ways.WAYS.values()}) == 7
+def test_ranges_that_overlap_are_not_told_apart(networks: ModuleType):
+    cells = {
+        "a": networks.Cell("all-reduce", [10.0, 12.0]),
+        "b": networks.Cell("bf16", [12.0, 20.0]),
+        "c": networks.Cell("DiLoCo, H = 4", [13.0, 14.0]),
+    }
+    assert networks.fastest(cells) == ["a", "b"]

@@ -1,0 +1,1 @@
+"""What only lesson 14 uses."""
