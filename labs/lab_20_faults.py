@@ -1,4 +1,4 @@
-"""Six mistakes around context parallelism, each on the GPT. The first five raise no error.
+"""Seven mistakes around context parallelism, each on the GPT. All but the last raise no error.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_20_faults.py
 Written by:  notebooks/20_context_parallel.ipynb
@@ -57,15 +57,15 @@ class Setting:
         return "parity: equal"
 
 
-def places_from_0(here: Setting) -> str:
-    """The pre-hook that gives each rank its own places is forgotten."""
+def positions_from_0(here: Setting) -> str:
+    """The pre-hook that gives each rank its own positions is forgotten."""
     model = here.split()
     model.positions._forward_pre_hooks.clear()
     return here.verdict(model)
 
 
 def another_layout(here: Setting) -> str:
-    """Tokens and places are cut as a zigzag; attention takes the parts to lie in order."""
+    """Tokens and positions are cut as a zigzag; attention takes the parts to lie in order."""
     model = here.split()
     for block in model.blocks:
         block.attention.attend = lambda q, k, v: ring_attention(q, k, v, zigzag=False)
@@ -111,6 +111,16 @@ def mean_of_means(here: Setting) -> str:
     return f"{uneven}; with equally many labels {even}"
 
 
+def documents_leak(here: Setting) -> str:
+    """Packed documents, with positions and labels of their own, under a mask that is only causal."""
+    model = here.model()
+    cp.split_context(model, WAY, dist.group.WORLD, cp.documents_of(model))
+    for block in model.blocks:
+        block.attention.attend = ring_attention
+    packed = cp.loss_of_packed_part(dist.group.WORLD, here.cfg)
+    return here.verdict(model, packed, cp.loss_of_documents(here.cfg))
+
+
 def gradients_not_summed(here: Setting) -> str:
     """The loss is right, and each rank learns from its own part of the sequence alone."""
     sum_gradients = cp.sum_gradients
@@ -147,10 +157,11 @@ def error_of(function: Callable, *args) -> str:
 
 # {mistake: (how to make it, words that must be in what is said)}
 MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
-    "places that begin at 0 on each rank": (places_from_0, "step 0: loss: differs"),
+    "positions that begin at 0 on each rank": (positions_from_0, "step 0: loss: differs"),
     "cut in one layout, attended in another": (another_layout, "step 0: loss: differs"),
     "labels shifted after the cut": (shifted_after_the_cut, "step 0: loss: differs"),
     "mean of means": (mean_of_means, "loss: differs; with equally many labels parity: equal"),
+    "packed documents under a causal mask": (documents_leak, "step 0: loss: differs"),
     "gradients not summed": (gradients_not_summed, "step 0: gradient of"),
     "heads and lengths that do not divide": (heads_and_length, "cannot be divided by"),
 }

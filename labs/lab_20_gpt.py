@@ -50,22 +50,28 @@ def one_truth(sizes: GPTConfig, group: Group) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def split_context(model: GPT, way: str, group: dist.ProcessGroup) -> GPT:
+def split_context(
+    model: GPT, way: str, group: dist.ProcessGroup, documents: torch.Tensor | None = None
+) -> GPT:
     """Have ``model`` work on this rank's part of each sequence. All its parameters stay whole.
 
     Norms, MLPs and the head look at one position at a time, so they need no change. Attention does, and so
-    do the places: this rank's first token is not the first of the sequence.
+    do the positions: this rank's first token is not the first of the sequence. ``documents``: (length,), the
+    number of the document at each position, if several are packed into one; positions count anew in each.
     """
     zigzag = WAYS[way].zigzag
 
-    def own_places(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def own_positions(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         length = len(inputs[0]) * dist.get_world_size(group)
-        places = torch.arange(length, device=inputs[0].device)
-        return (part_of(places, 0, group, zigzag),)
+        positions = torch.arange(length, device=inputs[0].device)
+        if documents is not None:
+            positions = positions - torch.searchsorted(documents, documents)  # minus the document's first
+        return (part_of(positions, 0, group, zigzag),)
 
-    model.positions.register_forward_pre_hook(own_places)
+    model.positions.register_forward_pre_hook(own_positions)
+    options = {} if documents is None else {"documents": documents}
     for block in model.blocks:
-        block.attention.attend = partial(WAYS[way].attend, group=group)
+        block.attention.attend = partial(WAYS[way].attend, group=group, **options)
     return model
 
 
@@ -101,6 +107,48 @@ def loss_alone(cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
     def loss_of(model: GPT, step: int) -> torch.Tensor:
         tokens, labels = batch_of(model, step, cfg)
         return loss_sum(model(tokens), labels) / (labels != IGNORED).sum()
+
+    return loss_of
+
+
+def documents_of(model: GPT) -> torch.Tensor:
+    """Three documents of unequal length, none of which ends where a chunk does."""
+    length = model.cfg.context
+    ends = torch.tensor([length // 3 + 1, length // 2 + 1], device=model.positions.weight.device)
+    return torch.searchsorted(ends, torch.arange(length, device=ends.device), right=True)
+
+
+def packed_batch(model: GPT, step: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, labels and documents. A document's last token has no label: the next one is not its own."""
+    tokens, labels = batch_of(model, step, cfg)
+    documents = documents_of(model)
+    labels = labels.clone()
+    labels[:, :-1][:, documents[:-1] != documents[1:]] = IGNORED
+    return tokens, labels, documents
+
+
+def loss_of_documents(cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
+    """In one process, each document by itself."""
+
+    def loss_of(model: GPT, step: int) -> torch.Tensor:
+        tokens, labels, documents = packed_batch(model, step, cfg)
+        total = torch.zeros((), dtype=model.cfg.dtype, device=tokens.device)
+        for number in documents.unique():
+            own = documents == number
+            total = total + loss_sum(model(tokens[:, own]), labels[:, own])
+        return total / (labels != IGNORED).sum()
+
+    return loss_of
+
+
+def loss_of_packed_part(group: dist.ProcessGroup, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
+    """Packed into one sequence, of which this rank has a part."""
+
+    def loss_of(model: GPT, step: int) -> torch.Tensor:
+        tokens, labels, _ = packed_batch(model, step, cfg)
+        count = (labels != IGNORED).sum()
+        tokens, labels = part_of_batch(tokens, labels, "ring", group)
+        return loss_sum(model(tokens), labels) / count
 
     return loss_of
 
@@ -196,6 +244,19 @@ def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
     return peaks
 
 
+def compare_packed(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> None:
+    """Packed documents on the ring, beside the same documents one by one in one process."""
+    world = dist.group.WORLD
+    model = fresh(sizes, truth, group)
+    sgd = PlainSGD(model.parameters(), cfg.lr)
+    alone = train_alone(model, sgd, loss_of_documents(cfg), cfg.steps)
+    packed = fresh(sizes, truth, group)
+    split_context(packed, "ring", world, documents_of(packed))
+    ours = train(packed, loss_of_packed_part(world, cfg), world, cfg)
+    assert_same_training("packed documents", ours, alone, cfg.tolerance)
+    print_on_rank_0("ring, 3 documents in each sequence: as each document by itself in one process")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         sizes = gpt_config(group.world_size, cfg)
@@ -211,6 +272,7 @@ def main(cfg: Config) -> None:
             ours = train(model, loss_of, dist.group.WORLD, cfg)
             assert_same_training(way, ours, alone, cfg.tolerance)
             print_on_rank_0(f"{way}: equal to one process after each of {cfg.steps} steps")
+        compare_packed(sizes, truth, group, cfg)
         tokens, labels = part_of_batch(*batch_of(model, 0, cfg), "ring", dist.group.WORLD)
         counted = (labels != IGNORED).sum().item()
         print_in_rank_order(f"{tokens.numel()} tokens, of which {counted} have a label that counts")

@@ -6,19 +6,21 @@ Written by:  notebooks/20_context_parallel.ipynb
 
 import math
 import os
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+aten = torch.ops.aten
 
-def chunks_of(rank: int, ranks: int, zigzag: bool = True, tiles: int = 1) -> list[int]:
-    """Which of 2N chunks of the sequence a rank holds, in its order; each may be cut into ``tiles`` more.
+
+def chunks_of(rank: int, ranks: int, zigzag: bool = True) -> list[int]:
+    """Which of 2N chunks of the sequence a rank holds, in its order.
 
     Zigzag: one chunk from the beginning and its counterpart from the end. Otherwise: two neighbours.
     """
-    two = (rank, 2 * ranks - 1 - rank) if zigzag else (2 * rank, 2 * rank + 1)
-    return [chunk * tiles + tile for chunk in two for tile in range(tiles)]
+    return [rank, 2 * ranks - 1 - rank] if zigzag else [2 * rank, 2 * rank + 1]
 
 
 def part_of(
@@ -36,25 +38,54 @@ def part_of(
     return torch.cat([chunks[number] for number in chunks_of(rank, ranks, zigzag)], dim)
 
 
-def scores_of(q: torch.Tensor, k: torch.Tensor, diagonal: bool) -> torch.Tensor:
-    """(..., queries, keys). ``diagonal``: of the same positions, so a query sees no key after its own."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+def repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Grouped queries: each head of keys, (batch, heads, ...), once for each query head that shares it."""
+    return keys.repeat_interleave(q.shape[1] // keys.shape[1], dim=1)
+
+
+def summed(gradient: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The backward of ``repeated``."""
+    return gradient.unflatten(1, (keys.shape[1], -1)).sum(2)
+
+
+def accumulated(q: torch.Tensor) -> torch.dtype:
+    """What is added up over the steps of the ring has this type: not bfloat16."""
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def by_flash(q: torch.Tensor, same: torch.Tensor | None) -> bool:
+    """Whether torch's flash kernel for CPUs computes a block. In float64 we write it out, to prove it."""
+    return q.device.type == "cpu" and q.dtype != torch.float64 and same is None
+
+
+def scores_of(q: torch.Tensor, k: torch.Tensor, diagonal: bool, same: torch.Tensor | None) -> torch.Tensor:
+    """(batch, heads, queries, keys), in float32 at least.
+
+    ``diagonal``: of the same positions, so a query sees no key after its own. ``same``: (queries, keys),
+    whether both are of one document; None: they all are.
+    """
+    scores = (q @ k.transpose(-2, -1)).to(accumulated(q)) / math.sqrt(q.shape[-1])
     if diagonal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    return scores
+    return scores if same is None else scores.masked_fill(~same, -math.inf)
 
 
 def block_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, diagonal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, diagonal: bool, same: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to these keys alone, (..., queries, width), and its logsumexp, (..., queries).
+    """Attention to these keys alone, (batch, heads, queries, width), and its logsumexp, (..., queries).
 
-    The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys.
+    The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys. A flash
+    kernel returns it, and never writes out the scores.
     """
-    scores = scores_of(q, k, diagonal)
+    k, v = repeated(k, q), repeated(v, q)
+    if by_flash(q, same):
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=diagonal)
+    scores = scores_of(q, k, diagonal, same)
     lse = scores.logsumexp(-1)
-    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
+    finite = lse.masked_fill(lse == -math.inf, 0.0)  # of a query that sees no key of this block
+    return (scores - finite.unsqueeze(-1)).exp().to(v.dtype) @ v, lse
 
 
 def merge(
@@ -65,8 +96,9 @@ def merge(
     Only differences of logsumexps are raised to exp, so nothing overflows: an online softmax.
     """
     both = torch.logaddexp(lse, more_lse)
-    out = out * (lse - both).exp().unsqueeze(-1) + more * (more_lse - both).exp().unsqueeze(-1)
-    return out, both
+    share = (lse - both).exp().masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)
+    more_share = (more_lse - both).exp().masked_fill(more_lse == -math.inf, 0.0).unsqueeze(-1)
+    return out * share + more * more_share, both
 
 
 def block_backward(
@@ -77,17 +109,25 @@ def block_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     diagonal: bool,
+    same: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a block adds to the gradients of q, k and v.
 
     ``out`` and ``lse`` are those of *all* keys, so that the weights are the true ones. ``gradient`` is that
     of the loss with respect to ``out``. As in FlashAttention, the scores are computed a second time.
     """
-    weights = (scores_of(q, k, diagonal) - lse.unsqueeze(-1)).exp()
-    of_weights = gradient @ v.transpose(-2, -1)
-    of_scores = weights * (of_weights - (gradient * out).sum(-1, keepdim=True))
-    of_scores = of_scores / math.sqrt(q.shape[-1])
-    return of_scores @ k, of_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ gradient
+    all_k, all_v = repeated(k, q), repeated(v, q)
+    if by_flash(q, same):
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        of_q, of_k, of_v = backward(gradient, q, all_k, all_v, out, lse, 0.0, is_causal=diagonal)
+    else:
+        weights = (scores_of(q, all_k, diagonal, same) - lse.unsqueeze(-1)).exp()
+        of_weights = (gradient @ all_v.transpose(-2, -1)).to(weights.dtype)
+        of_scores = weights * (of_weights - (gradient.to(weights.dtype) * out).sum(-1, keepdim=True))
+        of_scores = (of_scores / math.sqrt(q.shape[-1])).to(q.dtype)
+        of_q, of_k = of_scores @ all_k, of_scores.transpose(-2, -1) @ q
+        of_v = weights.to(gradient.dtype).transpose(-2, -1) @ gradient
+    return of_q, summed(of_k, k), summed(of_v, v)
 
 
 def blocks(queries: list[int], keys: list[int], width: int) -> list[tuple[slice, slice, bool]]:
@@ -105,45 +145,65 @@ def blocks(queries: list[int], keys: list[int], width: int) -> list[tuple[slice,
     return found
 
 
+@dataclass(frozen=True)
+class Part:
+    """Queries, (batch, heads, length, width), of some chunks of a sequence that may hold documents."""
+
+    q: torch.Tensor
+    chunks: list[int]
+    documents: torch.Tensor | None = None
+
+    def blocks(self, keys: list[int]) -> list[tuple[slice, slice, bool, torch.Tensor | None]]:
+        """The blocks with the chunks ``keys``: where, on the diagonal, and who is of one document.
+
+        A block of two documents is left out. Where all are of one, a kernel needs no mask.
+        """
+        width = self.q.shape[-2] // len(self.chunks)
+        found = []
+        for rows, columns, diagonal in blocks(self.chunks, keys, width):
+            same = None
+            if self.documents is not None:
+                by_chunk = self.documents.view(-1, width)
+                of_queries = by_chunk[self.chunks].flatten()[rows]
+                same = of_queries.unsqueeze(-1) == by_chunk[keys].flatten()[columns]
+                if not same.any():
+                    continue
+                same = None if same.all() else same
+            found.append((rows, columns, diagonal, same))
+        return found
+
+
 def forward_blocks(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    queries: list[int],
-    keys: list[int],
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    part: Part, kv: torch.Tensor, keys: list[int], out: torch.Tensor, lse: torch.Tensor
 ) -> None:
     """Merge attention to these keys and values, (2, batch, heads, length, width), into ``out``, ``lse``."""
     k, v = kv
-    for rows, columns, diagonal in blocks(queries, keys, q.shape[-2] // len(queries)):
-        more, more_lse = block_forward(q[..., rows, :], k[..., columns, :], v[..., columns, :], diagonal)
-        merged, both = merge(out[..., rows, :], lse[..., rows], more, more_lse)
-        out[..., rows, :] = merged
-        lse[..., rows] = both
+    for rows, columns, *kind in part.blocks(keys):
+        of_block = block_forward(part.q[..., rows, :], k[..., columns, :], v[..., columns, :], *kind)
+        out[..., rows, :], lse[..., rows] = merge(out[..., rows, :], lse[..., rows], *of_block)
 
 
 def backward_blocks(
     gradient: torch.Tensor,
-    q: torch.Tensor,
+    part: Part,
     kv: torch.Tensor,
+    keys: list[int],
     out: torch.Tensor,
     lse: torch.Tensor,
-    queries: list[int],
-    keys: list[int],
     of_q: torch.Tensor,
 ) -> torch.Tensor:
     """Add to ``of_q``, the gradient of q, and return what these queries add to the gradient of ``kv``."""
     k, v = kv
-    of_kv = torch.zeros_like(kv)
-    for rows, columns, diagonal in blocks(queries, keys, q.shape[-2] // len(queries)):
+    of_kv = torch.zeros_like(kv, dtype=accumulated(kv))
+    for rows, columns, *kind in part.blocks(keys):
         more_q, more_k, more_v = block_backward(
             gradient[..., rows, :],
-            q[..., rows, :],
+            part.q[..., rows, :],
             k[..., columns, :],
             v[..., columns, :],
             out[..., rows, :],
             lse[..., rows],
-            diagonal,
+            *kind,
         )
         of_q[..., rows, :] += more_q
         of_kv[0][..., columns, :] += more_k
@@ -181,24 +241,25 @@ class RingAttention(torch.autograd.Function):
         v: torch.Tensor,
         group: dist.ProcessGroup | None,
         zigzag: bool,
-        tiles: int,
+        documents: torch.Tensor | None,
     ) -> torch.Tensor:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        chunks = [chunks_of(one, ranks, zigzag, tiles) for one in range(ranks)]
-        out = torch.zeros_like(q)
-        lse = q.new_full(q.shape[:-1], -math.inf)
+        chunks = [chunks_of(one, ranks, zigzag) for one in range(ranks)]
+        part = Part(q, chunks[rank], documents)
+        out = torch.zeros_like(q, dtype=accumulated(q))
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=accumulated(q))
         kv = torch.stack([k, v])
         for step in range(ranks):
             last = step == ranks - 1
             if not last:
                 shift = Shift(kv, group)  # sent while we compute with it
             source = (rank - step) % ranks  # whose keys and values we have now
-            forward_blocks(q, kv, chunks[rank], chunks[source], out, lse)
+            forward_blocks(part, kv, chunks[source], out, lse)
             if not last:
                 kv = shift.wait()
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.group = group
-        ctx.chunks = chunks
+        ctx.group, ctx.chunks, ctx.documents = group, chunks, documents
         return out
 
     @staticmethod
@@ -207,7 +268,8 @@ class RingAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         group, chunks = ctx.group, ctx.chunks
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        of_q = torch.zeros_like(q)
+        part = Part(q, chunks[rank], ctx.documents)
+        of_q = torch.zeros_like(q, dtype=accumulated(q))
         kv = torch.stack([k, v])
         homeward = None  # gradients of keys that belong to other ranks, each rank adds its own
         for step in range(ranks):
@@ -215,7 +277,7 @@ class RingAttention(torch.autograd.Function):
             if not last:
                 shift = Shift(kv, group)
             source = (rank - step) % ranks
-            of_kv = backward_blocks(gradient, q, kv, out, lse, chunks[rank], chunks[source], of_q)
+            of_kv = backward_blocks(gradient, part, kv, chunks[source], out, lse, of_q)
             if step == 0:
                 of_own_kv = of_kv
             else:
@@ -226,7 +288,8 @@ class RingAttention(torch.autograd.Function):
                 kv = shift.wait()
         if homeward is not None:
             of_own_kv += homeward.wait()
-        return of_q, of_own_kv[0], of_own_kv[1], None, None, None
+        of_k, of_v = of_own_kv.to(k.dtype)
+        return of_q.to(q.dtype), of_k, of_v, None, None, None
 
 
 def ring_attention(
@@ -235,13 +298,14 @@ def ring_attention(
     v: torch.Tensor,
     group: dist.ProcessGroup | None = None,
     zigzag: bool = True,
-    tiles: int = 1,
+    documents: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention, (batch, heads, length / N, head width) each, of parts cut by ``part_of``.
 
-    ``tiles``: into how many tiles a chunk is cut; more tiles, less memory for scores.
+    ``k`` and ``v`` may have fewer heads than ``q``, if these divide its heads. ``documents``: (length,), the
+    number of the document at each position of the whole sequence; no query sees another document.
     """
-    return RingAttention.apply(q, k, v, group, zigzag, tiles)
+    return RingAttention.apply(q, k, v, group, zigzag, documents)
 
 
 def setup() -> torch.device:
@@ -259,32 +323,57 @@ def setup() -> torch.device:
     return device
 
 
+def attention_alone(
+    qkv: list[torch.Tensor], gradient: torch.Tensor, documents: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """Output and gradients of q, k and v, by torch in one process."""
+    leaves = [tensor.clone().requires_grad_() for tensor in qkv]
+    seen = torch.ones(2 * gradient.shape[-2:-1], dtype=torch.bool, device=gradient.device).tril()
+    if documents is not None:
+        seen &= documents.unsqueeze(-1) == documents
+    out = F.scaled_dot_product_attention(*leaves, attn_mask=seen, enable_gqa=True)
+    out.backward(gradient)
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def attention_on_ring(qkv: list[torch.Tensor], gradient: torch.Tensor, **options) -> list[torch.Tensor]:
+    """The same for this rank's part."""
+    zigzag = options.get("zigzag", True)
+    leaves = [part_of(tensor, -2, zigzag=zigzag).requires_grad_() for tensor in qkv]
+    out = ring_attention(*leaves, **options)
+    out.backward(part_of(gradient, -2, zigzag=zigzag))
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+NAMES = ("output", "gradient of q", "gradient of k", "gradient of v")
+
+
 def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(rank)  # the ranks begin with different numbers
-    sequence = torch.randn(4, 2, 3, 16 * ranks, 8, dtype=torch.float64, device=device)
+    length = 16 * ranks
+    sequence = torch.randn(4, 2, 4, length, 8, dtype=torch.float64, device=device)
     dist.broadcast(sequence, src=0)  # one truth for all
-    *qkv, gradient = sequence
-    alone = [tensor.clone().requires_grad_() for tensor in qkv]
-    out = F.scaled_dot_product_attention(*alone, is_causal=True)
-    out.backward(gradient)
+    q, k, v, gradient = sequence
+    k, v = k[:, :2], v[:, :2]  # two query heads share a key head
+    documents = torch.arange(length, device=device) // (5 * ranks)  # none of them ends where a chunk does
 
-    for zigzag in (False, True):
-        parts = [part_of(tensor, -2, zigzag=zigzag).requires_grad_() for tensor in qkv]
-        ring = ring_attention(*parts, zigzag=zigzag)
-        ring.backward(part_of(gradient, -2, zigzag=zigzag))
-        pairs = {"output": (ring, out)}
-        for name, ours, one in zip("qkv", parts, alone, strict=True):
-            pairs[f"gradient of {name}"] = (ours.grad, one.grad)
-        for name, (ours, one) in pairs.items():
-            expected = part_of(one, -2, zigzag=zigzag)
-            assert torch.allclose(ours, expected, rtol=0, atol=1e-12), f"rank {rank}: {name} differs"
+    for name, options in {
+        "in order": {"zigzag": False},
+        "zigzag": {},
+        "zigzag, packed documents": {"documents": documents},
+    }.items():
+        ours = attention_on_ring([q, k, v], gradient, **options)
+        alone = attention_alone([q, k, v], gradient, options.get("documents"))
+        for what, found, one in zip(NAMES, ours, alone, strict=True):
+            expected = part_of(one, -2, zigzag=options.get("zigzag", True))
+            assert torch.allclose(found, expected, rtol=0, atol=1e-12), f"rank {rank}: {name}: {what} differs"
         if rank == 0:
-            print(f"{'zigzag' if zigzag else 'in order'}: equal to one process: {', '.join(pairs)}")
-            for one in range(ranks):
-                chunks = chunks_of(one, ranks, zigzag)
+            print(f"{name}: equal to one process: {', '.join(NAMES)}")
+            for one in range(ranks) if "documents" not in options else ():
+                chunks = chunks_of(one, ranks, **options)
                 work = len(blocks(chunks, list(range(2 * ranks)), 1))
                 print(f"  rank {one} holds chunks {chunks} of {2 * ranks} and computes {work} blocks")
     dist.barrier()

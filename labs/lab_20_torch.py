@@ -1,123 +1,109 @@
-"""torch's own context parallelism on a CPU: what works, and what it says where it does not.
+"""torch's context parallel API of 2026, on a CPU: layouts, gathered keys, packed documents.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_20_torch.py
 Written by:  notebooks/20_context_parallel.ipynb
+
+The keys are gathered as for FlexAttention. That kernel has no backward on a CPU, and its block masks are
+compiled, so attention itself is torch's usual one here, under a mask.
 """
 
-import os
 from dataclasses import dataclass
 
-import lab_20_ways as ways
 import torch
 import torch.nn.functional as F
-from lab_20_ring import part_of
+from lab_20_ring import NAMES, attention_alone, part_of
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._context_parallel import _attention as torchs
+from torch.distributed.tensor.experimental._context_parallel import _attention as new
 from torch.distributed.tensor.experimental._context_parallel import _load_balancer as layouts
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.distributed.tensor.parallel import parallelize_module
 
 from shared.comm.broadcast import broadcast_from_rank_0
-from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
-
-Tensors = list[torch.Tensor]
-
-# {name: (backend, causal, words that must be in what it says)}
-THROUGH_THE_CONTEXT = {
-    "math, not causal": (SDPBackend.MATH, False, "equal"),
-    "math, causal": (SDPBackend.MATH, True, "got mixed torch.Tensor and DTensor"),
-    "flash, causal": (SDPBackend.FLASH_ATTENTION, True, "sharding strategy"),
-}
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)
 class Config:
     batch: int = 2
     heads: int = 4
-    chunk: int = 8  # positions; the sequence has 2N chunks
+    chunk: int = 8  # positions; a document has one or two times 2N chunks
     head_width: int = 16
     tolerance: float = 1e-12
 
 
-def alone(sequence: torch.Tensor, causal: bool) -> Tensors:
-    """Output and gradients of q, k and v on one process, (batch, heads, length, head width) each."""
+class Attention(nn.Module):
+    """What _ContextParallel wraps: its hook puts all ranks' keys and values in place of this rank's."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def order_of(balancer: layouts._LoadBalancer | None, length: int) -> torch.Tensor:
+    """The positions of the sequence as the ranks hold them, one rank after the other."""
+    return torch.arange(length) if balancer is None else balancer._generate_indices().flatten()
+
+
+def compare(
+    name: str,
+    balancer: layouts._LoadBalancer | None,
+    documents: torch.Tensor,
+    sequence: torch.Tensor,
+    mesh: DeviceMesh,
+    cfg: Config,
+) -> None:
+    """Attention and its gradients in this layout, beside one process."""
     *qkv, gradient = sequence
-    leaves = [tensor.clone().requires_grad_() for tensor in qkv]
-    out = F.scaled_dot_product_attention(*leaves, is_causal=causal)
-    out.backward(gradient)
-    return [out.detach(), *(leaf.grad for leaf in leaves)]
-
-
-def through_the_context(
-    mesh: DeviceMesh, backend: SDPBackend, causal: bool, sequence: torch.Tensor
-) -> tuple[Tensors, CommRecord]:
-    """The same by ``context_parallel``, put together again, and what attention communicates."""
-    q, k, v, gradient = (tensor.clone() for tensor in sequence)
-    buffers = [q, k, v, gradient]  # the context leaves in them what this rank has of them
-    with (
-        sdpa_kernel(backend),
-        context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)),
-    ):
-        leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-        with record() as log:
-            out = F.scaled_dot_product_attention(*leaves, is_causal=causal)
-            out.backward(gradient)
-        parts = [out.detach(), *(leaf.grad for leaf in leaves)]
-        return torchs.context_parallel_unshard(mesh, parts, [2] * 4), log
-
-
-def outcome(mesh: DeviceMesh, backend: SDPBackend, causal: bool, sequence: torch.Tensor, cfg: Config) -> str:
-    """The difference from one process with the collectives, or the first line of the error."""
-    try:
-        found, log = through_the_context(mesh, backend, causal, sequence)
-    except (RuntimeError, NotImplementedError) as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    expected = alone(sequence, causal)
-    largest = max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
-    calls = ways.in_words(dict(log.counts()))
-    return f"equal to one process; {calls}" if largest <= cfg.tolerance else f"differs; {calls}"
-
-
-def check_layout(length: int, mesh: DeviceMesh) -> None:
-    """torch's balanced layout is the zigzag, where 2N divides the length; elsewhere it is switched off."""
-    n = mesh.size()
-    order = layouts._HeadTailLoadBalancer(length, n, "cpu")._generate_indices().flatten()
-    if not torch.equal(order.chunk(n)[mesh.get_local_rank()], part_of(torch.arange(length), 0)):
-        raise CourseError("torch's HeadTailLoadBalancer does not cut as part_of does")
-    print_on_rank_0(f"torch's layout of {length} positions is our zigzag")
-    balancer = layouts._create_default_load_balancer(length + n, n, "cpu")
-    if balancer is not None:
-        raise CourseError("torch balances a sequence that 2N does not divide")
-    print_on_rank_0(f"of {length + n} positions: in order, without a word")
-
-
-def check_defaults() -> None:
-    """How keys come to all ranks, and in which dtype results are merged."""
-    options = torchs._cp_options
-    if options.rotate_method != torchs._RotateMethod.ALL_GATHER or not options.convert_to_f32:
-        raise CourseError(f"torch's defaults are other ones: {options}")
-    print_on_rank_0("by default keys are gathered, and results are merged in float32")
+    expected = attention_alone(qkv, gradient, documents)
+    order = order_of(balancer, len(documents))
+    own = order.chunk(mesh.size())[mesh.get_local_rank()]
+    seen = (own.unsqueeze(-1) >= order) & (documents[own].unsqueeze(-1) == documents[order])
+    parts = new._context_parallel_shard(mesh, [one.clone() for one in sequence], [2] * 4, balancer)
+    leaves = [part.detach().clone().requires_grad_() for part in parts[:3]]
+    style = new._ContextParallel(seq_dim=2, attention_type=new._ContextParallel.AttentionType.FLEX)
+    attention = parallelize_module(Attention(), mesh, style)
+    out = attention(*leaves, seen)
+    out.backward(parts[3])
+    found = [out.detach(), *(leaf.grad for leaf in leaves)]
+    for what, ours, one in zip(NAMES, found, expected, strict=True):
+        assert_equal(f"{name}: {what}", ours, one[..., own, :], cfg.tolerance)
+    pairs = seen.sum().item()
+    everyone = seen.new_empty(mesh.size(), dtype=torch.int64)
+    torch.distributed.all_gather_into_tensor(everyone, torch.tensor([pairs]))
+    told = ", ".join(f"{one / everyone.sum():.0%}" for one in everyone)
+    print_on_rank_0(f"{name}: equal to one process; work of the ranks: {told}")
 
 
 def main(cfg: Config) -> None:
-    os.environ["RANK_BY_RANK_DEVICE"] = "cpu"  # on GPUs torch takes other kernels
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
-        length = 2 * group.world_size * cfg.chunk
+        one = 2 * group.world_size * cfg.chunk
+        lengths = [one, 2 * one, one]
+        length = sum(lengths)
+        documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         size = (4, cfg.batch, cfg.heads, length, cfg.head_width)
         sequence = torch.randn(size, dtype=torch.float64, device=group.device)
         broadcast_from_rank_0([sequence])
-        for name, (backend, causal, words) in THROUGH_THE_CONTEXT.items():
-            said = outcome(mesh, backend, causal, sequence, cfg)
-            print_on_rank_0(f"context_parallel, {name}: {said}")
-            if words not in said:
-                raise CourseError(f"{name}: {said!r} is not what this lab shows")
-        check_layout(length, mesh)
-        check_defaults()
+        whole = layouts._HeadTailLoadBalancer(length, group.world_size, "cpu")
+        of_each = layouts._PerDocumentHeadTailLoadBalancer([lengths], group.world_size, "cpu")
+
+        own = order_of(whole, length).chunk(group.world_size)[group.rank]
+        if not torch.equal(own, part_of(torch.arange(length), 0)):
+            raise CourseError("torch's head-tail layout is not our zigzag")
+        parts = [part_of(piece, 0) for piece in torch.arange(length).split(lengths)]
+        own = order_of(of_each, length).chunk(group.world_size)[group.rank]
+        if not torch.equal(own.sort().values, torch.cat(parts).sort().values):
+            raise CourseError("torch's layout of documents is not a zigzag of each")
+        print_on_rank_0("head-tail is our zigzag; per document, it is a zigzag of each document")
+
+        nobody = torch.zeros_like(documents)  # one document
+        compare("default, one document", None, nobody, sequence, mesh, cfg)
+        compare("head-tail, one document", whole, nobody, sequence, mesh, cfg)
+        compare("head-tail, three documents", whole, documents, sequence, mesh, cfg)
+        compare("per document, three documents", of_each, documents, sequence, mesh, cfg)
 
 
 if __name__ == "__main__":

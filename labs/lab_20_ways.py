@@ -34,6 +34,8 @@ class Config:
     batch: int = 2
     chunk: int = 8  # positions; the sequence has 2N chunks
     head_width: int = 8
+    long_chunk: int = 64  # in bfloat16
+    worse: float = 1.3  # times the error of torch in one process, at most
     tolerance: float = 1e-12
 
 
@@ -45,7 +47,7 @@ class BlockAttention(torch.autograd.Function):
         """``q`` (batch, heads, queries, width), ``kv`` (2, batch, heads, keys, width)."""
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:-1], -torch.inf)
-        ring.forward_blocks(q, kv, queries, keys, out, lse)
+        ring.forward_blocks(ring.Part(q, queries), kv, keys, out, lse)
         ctx.save_for_backward(q, kv, out, lse)
         ctx.chunks = queries, keys
         return out
@@ -54,7 +56,8 @@ class BlockAttention(torch.autograd.Function):
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, kv, out, lse = ctx.saved_tensors
         of_q = torch.zeros_like(q)
-        of_kv = ring.backward_blocks(gradient, q, kv, out, lse, *ctx.chunks, of_q)
+        queries, keys = ctx.chunks
+        of_kv = ring.backward_blocks(gradient, ring.Part(q, queries), kv, keys, out, lse, of_q)
         return of_q, of_kv, None, None
 
 
@@ -86,13 +89,12 @@ def gathered_attention(
     v: torch.Tensor,
     group: dist.ProcessGroup | None = None,
     zigzag: bool = True,
-    tiles: int = 1,
 ) -> torch.Tensor:
     """As ``ring_attention``, but each rank gathers all keys and values first. Llama 3, arXiv 2407.21783."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     kv = GatherSequence.apply(torch.stack([k, v]), group)
-    own = chunks_of(rank, ranks, zigzag, tiles)
-    of_all = [chunk for one in range(ranks) for chunk in chunks_of(one, ranks, zigzag, tiles)]
+    own = chunks_of(rank, ranks, zigzag)
+    of_all = [chunk for one in range(ranks) for chunk in chunks_of(one, ranks, zigzag)]
     return BlockAttention.apply(q, kv, own, of_all)
 
 
@@ -124,7 +126,6 @@ def ulysses_attention(
     k: torch.Tensor,
     v: torch.Tensor,
     group: dist.ProcessGroup | None = None,
-    tiles: int = 1,
 ) -> torch.Tensor:
     """Attention to the whole sequence by 1/N of the heads. Jacobs et al., 2023, arXiv 2309.14509.
 
@@ -137,7 +138,7 @@ def ulysses_attention(
     if q.shape[-3] % ranks:
         raise CourseError(f"{q.shape[-3]} heads cannot be divided by {ranks} ranks")
     q, k, v = exchange(torch.stack([q, k, v]), cut=-3, join=-2, group=group)
-    chunks = list(range(2 * ranks * tiles))
+    chunks = list(range(2 * ranks))
     out = BlockAttention.apply(q, torch.stack([k, v]), chunks, chunks)
     return exchange(out, cut=-2, join=-3, group=group)
 
@@ -286,6 +287,29 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
     return {"passes": found, "blocks": work, "steps": steps, "part": parts[1].nbytes}
 
 
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Relative, over all numbers."""
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def in_bfloat16(group: Group, cfg: Config) -> dict[str, tuple[float, float]]:
+    """{result: relative error of the ring, and of torch in one process}, for numbers in bfloat16."""
+    length = 2 * group.world_size * cfg.long_chunk
+    sequence = torch.randn(4, 1, 4, length, 16, dtype=torch.bfloat16, device=group.device)
+    broadcast_from_rank_0([sequence])
+    *qkv, gradient = sequence
+    exact = ring.attention_alone([one.double() for one in qkv], gradient.double())
+    by_torch = ring.attention_alone(qkv, gradient)
+    found = {}
+    results = zip(ring.NAMES, ring.attention_on_ring(qkv, gradient), by_torch, exact, strict=True)
+    for what, ours, theirs, truth in results:
+        own = part_of(truth, -2)
+        found[what] = error(ours, own), error(part_of(theirs, -2), own)
+        if found[what][0] > cfg.worse * found[what][1]:
+            raise CourseError(f"bfloat16: {what} of the ring is off by {found[what][0]:.4f}, torch's less")
+    return found
+
+
 def tell(name: str, ranks: list[dict]) -> None:
     """What all ranks found."""
     first = ranks[0]
@@ -309,6 +333,8 @@ def main(cfg: Config) -> None:
             if ranks:
                 tell(name, ranks)
         print_on_rank_0(f"the keys of one rank have {results['ring']['part']:,} bytes")
+        for what, (ours, theirs) in in_bfloat16(group, cfg).items():
+            print_on_rank_0(f"bfloat16: {what} is off by {ours:.4f}; torch's in one process by {theirs:.4f}")
         record_results("lab_20_ways", results)
 
 

@@ -95,7 +95,8 @@ def tokens_of(step: int, group: Group, cfg: Config) -> tuple[torch.Tensor, torch
 
 
 def fresh(truth: dict, group: Group, cfg: Config) -> MoE:
-    whole = MoE(cfg.width, cfg.hidden, cfg.experts * group.world_size, cfg.k).to(group.device)
+    experts = cfg.experts * group.world_size
+    whole = MoE(cfg.width, cfg.hidden, experts, cfg.k, torch.float64).to(group.device)
     whole.load_state_dict(truth)
     return whole
 
@@ -165,7 +166,9 @@ def imbalance(loads: list[list[int]], last: int) -> float:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
-        whole = MoE(cfg.width, cfg.hidden, cfg.experts * group.world_size, cfg.k).to(group.device)
+        whole = MoE(cfg.width, cfg.hidden, cfg.experts * group.world_size, cfg.k, torch.float64).to(
+            group.device
+        )
         broadcast_from_rank_0(whole.parameters())
         truth = whole.state_dict()
         print_on_rank_0("balance loss, load of all ranks: loss and gradient are those of one process")

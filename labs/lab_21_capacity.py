@@ -179,7 +179,7 @@ def traffic(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, float]:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         experts = cfg.experts * group.world_size
-        whole = MoE(cfg.width, cfg.hidden, experts, cfg.k).to(group.device)
+        whole = MoE(cfg.width, cfg.hidden, experts, cfg.k, torch.float64).to(group.device)
         broadcast_from_rank_0(whole.parameters())
         x = torch.randn(cfg.tokens, cfg.width, dtype=torch.float64, device=group.device) + 0.5
         uneven = ExpertParallelMoE(whole)

@@ -72,7 +72,8 @@ class LeftAsArrived(ExpertParallelMoE):
 
 def one_layer(group: Group, cfg: Config) -> MoE:
     """The same whole layer on all ranks."""
-    whole = MoE(cfg.width, 4 * cfg.width, cfg.experts_per_rank * group.world_size, cfg.k).to(group.device)
+    experts = cfg.experts_per_rank * group.world_size
+    whole = MoE(cfg.width, 4 * cfg.width, experts, cfg.k, torch.float64).to(group.device)
     broadcast_from_rank_0(whole.parameters())
     return whole
 

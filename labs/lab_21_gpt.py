@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
@@ -26,6 +27,8 @@ from shared.runtime.run import run
 from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import PartOf, Step, assert_same_training, step_of
 from shared.training.parity import assert_all_equal, assert_equal, gradients
+
+CALLS_RECOMPUTED = 8  # 3 forward, 3 once more, 2 backward
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,17 @@ def check_layer(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, dict[str
     return found
 
 
+def check_recomputed(layer: ExpertParallelMoE, x: torch.Tensor) -> int:
+    """All-to-alls of a layer that is computed again in backward: counts and dispatch travel twice."""
+    with record() as log:
+        checkpoint(layer, x.clone().requires_grad_(), use_reentrant=False).square().sum().backward()
+    calls = log.count("all_to_all")
+    if calls != CALLS_RECOMPUTED:
+        raise CourseError(f"a layer under checkpointing makes {calls} all-to-alls, expected 8")
+    layer.zero_grad()
+    return calls
+
+
 def check_scale(truth: dict, group: Group, cfg: Config) -> None:
     """With losses divided by a rank's *own* tokens, an expert's gradient is N times too large."""
     whole = fresh(truth, group, cfg)
@@ -347,6 +361,7 @@ def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Confi
     sizes = model.cfg
     x = torch.randn(cfg.rows, sizes.context, sizes.width, dtype=sizes.dtype, device=group.device)
     calls = check_layer(model.blocks[0].mlp, x)
+    recomputed = check_recomputed(model.blocks[0].mlp, x)
     check_exchanges(model.blocks[0].mlp, x)
 
     def after_backward(one: GPT, loss: torch.Tensor) -> None:
@@ -357,7 +372,7 @@ def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Confi
     ours = train(model, loss_here(group, cfg), after_backward, cfg)
     assert_same_training(f"experts over {ranks} ranks", ours, alone, cfg.tolerance, part_in(members))
     held = sum(p.numel() for p in model.parameters())
-    return {"layer": calls, "held": held, "whole": whole}
+    return {"layer": calls, "recomputed": recomputed, "held": held, "whole": whole}
 
 
 def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
@@ -369,6 +384,7 @@ def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
     print_on_rank_0(f"  a rank holds {result['held']:,} of {result['whole']:,} parameters")
     for name, found in result["layer"].items():
         print_on_rank_0(f"  a layer, {name}: {found['calls']} all-to-alls, {found['bytes']:,.0f} bytes")
+    print_on_rank_0(f"  a layer that is recomputed: {result['recomputed']} all-to-alls in all")
 
 
 def main(cfg: Config) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 class Router(nn.Module):
     """Tokens (tokens, width) to weights and numbers of the ``k`` experts of each token, both (tokens, k)."""
 
-    def __init__(self, width: int, experts: int, k: int, dtype: torch.dtype) -> None:
+    def __init__(self, width: int, experts: int, k: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.k = k
         self.weight = nn.Parameter(torch.randn(experts, width, dtype=dtype) / math.sqrt(width))
@@ -55,7 +55,7 @@ class MoE(nn.Module):
     """All experts in one process: (..., width) to the same. This is what the layer means."""
 
     def __init__(
-        self, width: int, hidden: int, experts: int, k: int = 2, dtype: torch.dtype = torch.float64
+        self, width: int, hidden: int, experts: int, k: int = 2, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.router = Router(width, experts, k, dtype)
@@ -87,14 +87,16 @@ class ExchangeRows(torch.autograd.Function):
     """``exchange``, through which gradients go back the way that the rows came: with the counts swapped."""
 
     @staticmethod
-    def forward(ctx, rows, send, receive, group):  # noqa: ANN001, ANN205
+    def forward(
+        ctx, rows: torch.Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup | None
+    ) -> torch.Tensor:
         ctx.send = send
         ctx.receive = receive
         ctx.group = group
         return exchange(rows, send, receive, group)
 
     @staticmethod
-    def backward(ctx, gradient):  # noqa: ANN001, ANN205
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return exchange(gradient, ctx.receive, ctx.send, ctx.group), None, None, None
 
 
@@ -117,21 +119,23 @@ class Plan:
 
 
 def plan_of(chosen: torch.Tensor, experts: int, group: dist.ProcessGroup | None) -> Plan:
-    """Counts first: one small all-to-all, after which all ranks know what will arrive. For (tokens, k)."""
+    """Counts first: one small all-to-all, after which all ranks know what will arrive. For (tokens, k).
+
+    The host has to know them as well, so it waits for the device: once, for all counts together.
+    """
     ranks = dist.get_world_size(group)
     slots = chosen.flatten().argsort(stable=True)
-    leaving = chosen.flatten().bincount(minlength=experts)  # for each expert
+    leaving = chosen.new_zeros(experts)  # for each expert; bincount would make the host wait
+    leaving.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
     arriving = torch.empty_like(leaving)
     dist.all_to_all_single(arriving, leaving, group=group)
     arriving = arriving.view(ranks, -1)  # (sender, expert of ours)
+    counts = [leaving.view(ranks, -1).sum(1), arriving.sum(1), arriving.sum(0)]
+    numbers = torch.cat(counts).tolist()
+    send, receive, load = numbers[:ranks], numbers[ranks : 2 * ranks], numbers[2 * ranks :]
     expert = torch.arange(experts // ranks, device=chosen.device).repeat(ranks)
-    return Plan(
-        slots=slots,
-        send=leaving.view(ranks, -1).sum(1).tolist(),
-        receive=arriving.sum(1).tolist(),
-        by_expert=expert.repeat_interleave(arriving.flatten()).argsort(stable=True),
-        load=arriving.sum(0).tolist(),
-    )
+    expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(receive))
+    return Plan(slots, send, receive, expert.argsort(stable=True), load)
 
 
 class ExpertParallelMoE(nn.Module):
@@ -197,7 +201,7 @@ def main() -> None:
 
     torch.manual_seed(rank)  # the ranks begin with different numbers
     width, tokens = 8, 16
-    whole = MoE(width, hidden=32, experts=2 * ranks).to(device)
+    whole = MoE(width, hidden=32, experts=2 * ranks, dtype=torch.float64).to(device)
     for p in whole.parameters():
         dist.broadcast(p.detach(), src=0)  # one truth
     x = torch.randn(tokens, width, dtype=torch.float64, device=device)  # each rank has its own tokens

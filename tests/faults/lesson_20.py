@@ -7,7 +7,7 @@ FAULTS: list[Fault] = [
     Fault("20_ring", "columns, key == query))", "columns, False))", "output differs"),
     Fault(
         "20_ring",
-        "(of_weights - (gradient * out).sum(-1, keepdim=True))",
+        "(of_weights - (gradient.to(weights.dtype) * out).sum(-1, keepdim=True))",
         "of_weights",
         "gradient of q differs",
     ),
@@ -35,12 +35,12 @@ FAULTS: list[Fault] = [
         "20_ring",
         "                shift = Shift(kv, group)  # sent while we compute with it\n"
         "            source = (rank - step) % ranks  # whose keys and values we have now\n"
-        "            forward_blocks(q, kv, chunks[rank], chunks[source], out, lse)\n"
+        "            forward_blocks(part, kv, chunks[source], out, lse)\n"
         "            if not last:\n"
         "                kv = shift.wait()\n",
         "                pass\n"
         "            source = (rank - step) % ranks  # whose keys and values we have now\n"
-        "            forward_blocks(q, kv, chunks[rank], chunks[source], out, lse)\n"
+        "            forward_blocks(part, kv, chunks[source], out, lse)\n"
         "            if not last:\n"
         "                kv = Shift(kv, group).wait()\n",
         "ring, in order: does compute send recv wait",
@@ -60,8 +60,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "20_ways",
-        "list(range(2 * ranks * tiles))",
-        "list(range(2 * tiles))",
+        "list(range(2 * ranks))",
+        "list(range(2))",
         "Ulysses: 6 blocks, expected 5",
     ),
     Fault(
@@ -72,7 +72,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "20_gpt",
-        "    model.positions.register_forward_pre_hook(own_places)\n",
+        "    model.positions.register_forward_pre_hook(own_positions)\n",
         "",
         "ring, in order, step 0: loss: differs",
     ),
@@ -84,28 +84,59 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "20_gpt",
-        "loss_sum(model(tokens), labels) / count",
-        "loss_sum(model(tokens), labels) / labels.numel()",
+        "labels, way, group)\n        return loss_sum(model(tokens), labels) / count",
+        "labels, way, group)\n        return loss_sum(model(tokens), labels) / labels.numel()",
         "step 0: loss: differs",
     ),
-    Fault("20_memory", "    chunks = list(range(tiles))\n", "    chunks = [0]\n", "the memory for twice"),
-    Fault("20_timeline", "[values[-1], *values[:-1]]", "values", "saw the keys of", ranks=0),
-    Fault("20_timeline", "0.5 if diagonal else 1.0", "1.0", "takes 19.5 blocks, expected 18.5", ranks=0),
     Fault(
-        "20_timeline",
-        "devices.compute(key.device, READY, 0.0, after_step, key, one)",
-        "key",
-        "takes 14 blocks, expected 18.5",
-        ranks=0,
+        "20_ring",
+        "        out = torch.zeros_like(q, dtype=accumulated(q))\n",
+        "        out = torch.zeros_like(q)\n",
+        "bfloat16: output of the ring is off by",
+        run="20_ways",
+        ranks=4,
     ),
     Fault(
-        "20_torch", "part_of(torch.arange(length), 0)", "torch.arange(length).chunk(n)[0]", "does not cut as"
+        "20_ring",
+        "    return gradient.unflatten(1, (keys.shape[1], -1)).sum(2)\n",
+        "    return gradient[:, : keys.shape[1]]\n",
+        "gradient of k differs",
+    ),
+    Fault(
+        "20_ring",
+        "                same = None if same.all() else same\n",
+        "                same = None\n",
+        "zigzag, packed documents: output differs",
+    ),
+    Fault(
+        "20_gpt",
+        "            positions = positions - torch.searchsorted(documents, documents)",
+        "            pass",
+        "packed documents, step 0: loss: differs",
+    ),
+    Fault(
+        "20_memory",
+        "qkv = list(torch.randn(3, 1, 1, length, cfg.head_width, device=group.device))",
+        "qkv = list(torch.randn(3, 1, 1, length, cfg.head_width, device=group.device).double())",
+        "the memory for twice",
     ),
     Fault(
         "20_torch",
-        '"math, causal": (SDPBackend.MATH, True',
-        '"math, causal": (SDPBackend.MATH, False',
-        "is not what this lab shows",
+        "part_of(torch.arange(length), 0)",
+        "part_of(torch.arange(length), 0, zigzag=False)",
+        "is not our zigzag",
+    ),
+    Fault(
+        "20_torch",
+        " & (documents[own].unsqueeze(-1) == documents[order])",
+        "",
+        "head-tail, three documents: output",
+    ),
+    Fault(
+        "20_faults",
+        "        block.attention.attend = ring_attention\n",
+        "        pass\n",
+        "'parity: equal' is not what",
     ),
     Fault("20_faults", "model.positions._forward_pre_hooks.clear()", "pass", "'parity: equal' is not what"),
 ]

@@ -89,13 +89,6 @@ FAULTS: list[Fault] = [
         "        rows = boxes.view(here, -1, width)\n",
         "room for all: differs",
     ),
-    Fault(
-        "21_placement",
-        "busiest = max(range(len(loads)), key=lambda expert: loads[expert] / replicas.count(expert))",
-        "busiest = max(range(len(loads)), key=lambda expert: loads[expert])",
-        "is not the published plan",
-        ranks=0,
-    ),
     Fault("21_faults", "if x.numel() else x", "if True else x", "is not what this lab shows"),
     Fault(
         "21_faults",

@@ -86,10 +86,6 @@ def check_merge(answer: ModuleType, group: Group, scale: float, empty: bool = Fa
     }
     larger = {"is the larger of the two": torch.maximum(before[1], before[3])}
     tolerance = scale * TOLERANCE  # large scores leave fewer digits for their differences
-    larger = {"is the larger of the two": torch.maximum(before[1], before[3])}
-    tolerance = scale * TOLERANCE  # large scores leave fewer digits for their differences
-    larger = {"is the larger of the two": torch.maximum(before[1], before[3])}
-    tolerance = scale * TOLERANCE  # large scores leave fewer digits for their differences
     compare(f"merge {kind}: the output", merged, out, {} if empty else guesses, tolerance)
     compare(f"merge {kind}: the logsumexp", both, lse, {} if empty else larger, tolerance)
 
