@@ -20,22 +20,6 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.parity import assert_same_on_every_rank
 
-# Parameters that this lab does not try; the notebook says in a line what each is for.
-NOT_TRIED = {
-    "module",
-    "dim",  # of nn.DataParallel's interface; DDP divides no data
-    "init_sync",
-    "check_reduction",  # deprecated, without effect
-    "delay_all_reduce_named_params",
-    "param_to_hook_all_reduce",
-    "mixed_precision",
-    "device_mesh",
-    "skip_all_reduce_unused_params",
-    "bucket_cap_mb_list",
-    "batched_grad_copy",
-    "lazy_bucket_allocation",
-}
-
 
 class TwoBranches(nn.Module):
     """Uses only one of its two layers: input (batch, 8), output (batch, 8)."""
@@ -185,9 +169,6 @@ SHOWN = {
 
 def main() -> None:
     with process_group(timeout_s=20) as group:
-        unknown = set(signature(DDP).parameters) - set(SHOWN) - NOT_TRIED - {"forward_sync_buffers"}
-        if unknown:
-            raise CourseError(f"this torch's DDP has parameters that the lesson does not name: {unknown}")
         rows = {}
         for name, show in SHOWN.items():
             rows[name] = show(group)

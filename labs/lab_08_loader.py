@@ -1,0 +1,120 @@
+"""A training loop around DDP: a loader with a sampler, gradient accumulation, and a file with the model.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_loader.py
+Written by:  notebooks/08_ddp.ipynb
+"""
+
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+EPOCHS = 10
+MICRO_BATCH = 12  # of each rank
+MICRO_BATCHES = 3  # in a step
+
+
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
+def build() -> nn.Module:
+    """Points of the plane, (batch, 2), to scores (batch, 2)."""
+    return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+def points() -> TensorDataset:
+    """1,000 points, and whether each lies in the unit circle; the same on all ranks."""
+    x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (x.norm(dim=1) < 1).long())
+
+
+def make_loader(data: Dataset) -> DataLoader:
+    """This rank's part of the data, in micro-batches. All ranks get as many: what is left over is dropped."""
+    sampler = DistributedSampler(data, shuffle=True, drop_last=True)
+    return DataLoader(data, MICRO_BATCH, sampler=sampler, drop_last=True)
+
+
+def train_epoch(
+    ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, loader: DataLoader, epoch: int
+) -> torch.Tensor:
+    """Train on this rank's part of one epoch; return the loss of its last step. Collective.
+
+    Micro-batches that fill no step are left out.
+    """
+    device = next(ddp.parameters()).device
+    loader.sampler.set_epoch(epoch)  # or every epoch has the same order
+    optimizer.zero_grad()
+    loss_of_step = torch.zeros((), device=device)
+    for number, (x, y) in enumerate(loader):
+        is_last = number % MICRO_BATCHES == MICRO_BATCHES - 1
+        with nullcontext() if is_last else ddp.no_sync():  # around forward *and* backward
+            loss = F.cross_entropy(ddp(x.to(device)), y.to(device)) / MICRO_BATCHES
+            loss.backward()  # adds to p.grad; only the last one averages over the ranks
+        loss_of_step += loss.detach()
+        if is_last:
+            mean_loss = loss_of_step
+            optimizer.step()
+            optimizer.zero_grad()
+            loss_of_step = torch.zeros((), device=device)
+    return mean_loss
+
+
+def save(ddp: DistributedDataParallel, path: Path) -> None:
+    """Write the model, without DDP's prefix `module.`, on rank 0. Collective: then all may read it."""
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), path)
+    dist.barrier()
+
+
+def main() -> None:
+    device = setup()
+    torch.manual_seed(dist.get_rank())  # a different model on each rank, on purpose
+    model = build().to(device)
+    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type != "cpu" else None)
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
+    loader = make_loader(points())
+    for epoch in range(EPOCHS):
+        loss = train_epoch(ddp, optimizer, loader, epoch)
+        dist.all_reduce(loss)
+        loss /= dist.get_world_size()
+        if dist.get_rank() == 0 and epoch % 3 == 0:
+            print(f"epoch {epoch}: loss of the last step {loss.item():.3f}")
+    assert loss < 0.3, "the model has not learned"
+
+    # Yours is a folder that lasts, and that all ranks see.
+    path = Path(tempfile.gettempdir()) / f"lab_08_loader_{os.environ['MASTER_PORT']}.pt"
+    save(ddp, path)
+    alone = build().to(device)  # as a program without DDP reads it
+    alone.load_state_dict(torch.load(path, map_location=device))
+    same = [torch.equal(a, b) for a, b in zip(alone.parameters(), model.parameters(), strict=True)]
+    assert all(same), "the file was to hold the trained model"
+    dist.barrier()  # all have read it
+    if dist.get_rank() == 0:
+        path.unlink()
+        print("the file holds the model that all ranks have")
+    dist.barrier()  # nobody leaves while another rank still communicates
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
