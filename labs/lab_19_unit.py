@@ -20,6 +20,7 @@ class Unit:
         module: returns one tensor. Each of its parameters must take part in each backward.
         compute_dtype: of what is gathered and computed with, and of floating-point inputs, such as
             ``torch.bfloat16``. Shards and the reduction of gradients stay in the parameters' own dtype.
+            Frozen parameters are not sharded, and are cast for good.
 
     Outside of forward and backward the module's parameters are this rank's shards: one-dimensional, some
     maybe empty, with the mean of the gradients in ``.grad``. So build the optimizer afterwards, from
@@ -40,6 +41,9 @@ class Unit:
         self.shards = [nn.Parameter(part) for part in self.own_parts(self.shard)]
         self.compute_dtype = compute_dtype or flat.dtype
         self.unsharded = flat.to(self.compute_dtype)
+        for p in module.parameters():
+            if not p.requires_grad:
+                p.data = p.data.to(self.compute_dtype)
         for p, place in zip(self.params, self.views(self.unsharded), strict=True):
             p.data = place
             p.register_post_accumulate_grad_hook(self.after_gradient)

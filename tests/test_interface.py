@@ -13,7 +13,7 @@ SCRIPT = SCRIPTS / "interface" / "parity.py"
 def test_each_way_equals_one_process_after_every_step(ranks: int):
     done = warm_torchrun(SCRIPT, ranks=ranks)
     assert done.returncode == 0, done.stdout
-    assert "5 ways equal one process" in done.stdout
+    assert "7 ways equal one process" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_each_way_equals_one_process_after_every_step(ranks: int):
         ("ddp", "DDP, before the first step: first.weight differs by"),
         ("optimizer", "sharded optimizer, Frozen, step 1: first.weight differs by"),
         ("state", "10 states are kept on all ranks together for 5 parameters that learn"),
-        ("fsdp", "FSDP, Frozen, step 1: norm.weight differs by"),
+        ("fsdp", "FSDP, Frozen, torch.float64: gradients of norm.weight differ"),
     ],
 )
 def test_a_planted_fault_is_noticed(fault: str, told: str):

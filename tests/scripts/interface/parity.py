@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 STEPS = 4
-TOLERANCE = 1e-12
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3}  # by what is computed with
 
 
 class Frozen(nn.Module):
@@ -32,7 +32,7 @@ class Frozen(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.second(torch.tanh(self.first(x))))
-        return self.scale * self.last(self.norm(x))
+        return self.scale * self.last(self.norm(x.to(self.norm.weight.dtype)))
 
 
 class Tied(nn.Module):
@@ -51,9 +51,22 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.again(x)))
 
 
-def new_model(kind: type[nn.Module], seed: int) -> nn.Module:
+def new_model(kind: type[nn.Module], seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(seed)
-    return kind().double()
+    return kind().to(dtype)
+
+
+def computing_in(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Its linear layers cast what they take and their parameters; those keep their own dtype."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = partial(cast_and_compute, layer, dtype)
+    return model
+
+
+def cast_and_compute(layer: nn.Linear, dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    return F.linear(x.to(dtype), layer.weight.to(dtype), bias)
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,10 +82,12 @@ def own(rows: torch.Tensor) -> torch.Tensor:
     return rows.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def assert_equal(what: str, found: dict[str, torch.Tensor], expected: nn.Module) -> None:
+def assert_equal(
+    what: str, found: dict[str, torch.Tensor], expected: nn.Module, dtype: torch.dtype = torch.float64
+) -> None:
     for name, p in expected.named_parameters():
         error = (found[name] - p).abs().max().item()
-        assert error <= TOLERANCE, f"{what}: {name} differs by {error:.1e} from one process"
+        assert error <= TOLERANCE[dtype], f"{what}: {name} differs by {error:.1e} from one process"
 
 
 def train(
@@ -83,18 +98,19 @@ def train(
     alone_optimizer: torch.optim.Optimizer,
     after: Callable,
     full: Callable,
+    dtype: torch.dtype = torch.float64,
 ) -> None:
     """``after``: what runs between backward and step; ``full``: the whole parameters by name."""
     for step in range(STEPS):
-        x, y = batch(step)
+        x, y = (one.to(next(alone.parameters()).dtype) for one in batch(step))
         alone_optimizer.zero_grad()
-        F.mse_loss(alone(x), y).backward()
+        F.mse_loss(alone(x).to(y.dtype), y).backward()
         alone_optimizer.step()
         optimizer.zero_grad()
-        F.mse_loss(model(own(x)), own(y)).backward()
+        F.mse_loss(model(own(x)).to(y.dtype), own(y)).backward()
         after(model, optimizer)
         optimizer.step()
-        assert_equal(f"{what}, step {step + 1}", full(model), alone)
+        assert_equal(f"{what}, step {step + 1}", full(model), alone, dtype)
 
 
 def named(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -123,13 +139,34 @@ def sharded_optimizer(kind: type[nn.Module]) -> None:
     assert kept == learn, f"{kept} states are kept on all ranks together for {learn} parameters that learn"
 
 
-def fsdp(kind: type[nn.Module]) -> None:
-    model = adapters.get_fsdp(new_model(kind, seed=1))
+def assert_gradients(what: str, model: nn.Module) -> None:
+    """What learns has a gradient of its own shape and dtype; what is whole has the same on all ranks."""
+    for name, p in model.module.named_parameters():
+        if p.requires_grad:
+            assert p.grad is not None, f"{what}: {name} has no gradient"
+            assert (p.grad.shape, p.grad.dtype) == (p.shape, p.dtype), f"{what}: gradient of {name}"
+    for name, p in model.whole.items():
+        if p.requires_grad:
+            everyones = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyones, p.grad)
+            assert all(torch.equal(one, p.grad) for one in everyones), f"{what}: gradients of {name} differ"
+
+
+def fsdp(kind: type[nn.Module], master: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
+    what = f"FSDP, {kind.__name__}, {compute_dtype or master}"
+    model = adapters.get_fsdp(new_model(kind, 1, master), compute_dtype)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    alone = new_model(kind, seed=1)
+    alone = new_model(kind, 1, master)
+    if compute_dtype is not None:
+        computing_in(alone, compute_dtype)
     of_one = torch.optim.SGD(alone.parameters(), lr=0.1)
+
+    def after(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        adapters.fsdp_on_after_backward(model, optimizer)
+        assert_gradients(what, model)
+
     full = adapters.fsdp_gather_full_params
-    train(f"FSDP, {kind.__name__}", model, optimizer, alone, of_one, adapters.fsdp_on_after_backward, full)
+    train(what, model, optimizer, alone, of_one, after, full, compute_dtype or master)
 
 
 def no_average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -180,9 +217,11 @@ def main() -> None:
     ddp(Tied)
     sharded_optimizer(Frozen)
     sharded_optimizer(Tied)
-    fsdp(Frozen)
+    fsdp(Frozen, torch.float64)
+    fsdp(Frozen, torch.float32)
+    fsdp(Frozen, torch.float32, torch.float16)
     if dist.get_rank() == 0:
-        print("5 ways equal one process")
+        print("7 ways equal one process")
     dist.barrier()
     dist.destroy_process_group()
 
