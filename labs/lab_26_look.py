@@ -1,52 +1,85 @@
-"""A script that hangs, and a thread in each rank that says where the rank is: torch and Python, nothing else.
+"""A job that hangs, and what torch's worker servers say of both ranks: torch and Python, nothing else.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_26_look.py
 Ends with:   exit code 1
 Written by:  notebooks/26_when_it_hangs.ipynb
 
-It would hang for half an hour. We set the time-out to 12 s, and look after 5 s.
+It would hang for half an hour. We set the time-out to 20 s, and look after 5 s.
 """
 
-import pickle
-import sys
+import io
+import json
+import os
+import re
+import socket
+import tempfile
 import threading
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace
+from torch import nn
+from torch.distributed.elastic.control_plane import worker_main
+
+FRAME = re.compile(r'File ".*?([^/"]+)", line (\d+) in (\w+)')
+
+
+def address(rank: int) -> str:
+    return f"{tempfile.gettempdir()}/rank_{rank}_{os.environ['MASTER_PORT']}.sock"
+
+
+def ask(rank: int, handler: str) -> str:
+    """What a rank's worker server answers, by HTTP over its Unix socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address(rank))
+        connection.sendall(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    return answer.decode().partition("\r\n\r\n")[2]
 
 
 def look_after(seconds: float) -> None:
-    """Wait, then print where the main thread is, and this rank's last call as the flight recorder has it."""
+    """Wait, then print the stack of each rank's main thread and its newest call in the flight recorder."""
     time.sleep(seconds)
-    stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
-    here = [place for place in stack if Path(place.filename).name == Path(__file__).name][-1]
-    last = pickle.loads(_dump_fr_trace(includeStackTraces=False))["entries"][-1]
-    rank = f"rank {dist.get_rank()}"
-    call = f"call {last['collective_seq_id']}: {last['profiling_name']} of {last['input_sizes']}"
-    # In one write, so that the lines of two ranks do not mix.
-    print(f"{rank} is in line {here.lineno}, in {here.name}: {here.line}\n{rank} made {call}\n", end="")
+    for rank in range(dist.get_world_size()):
+        threads = ask(rank, "dump_traceback").split("\n\n")
+        stack = next(thread for thread in threads if " in main" in thread)
+        places = [f"{file}:{line} {function}" for file, line, function in FRAME.findall(stack)]
+        newest = json.loads(ask(rank, "fr_trace_json"))["entries"][-1]
+        call = f"call {newest['collective_seq_id']}: {newest['profiling_name']} of {newest['input_sizes']}"
+        done = "done" if newest["retired"] else "not done"
+        print(f"rank {rank}, innermost first: {' < '.join(places[:4])}\nrank {rank} made {call}, {done}")
 
 
-def evaluate() -> None:
-    hits = torch.ones(1)
-    dist.all_reduce(hits)
+def save(model: nn.Module) -> None:
+    torch.save(model.state_dict(), io.BytesIO())
+    dist.barrier()  # to be safe
 
 
+def train(model: nn.Module, steps: int, save_every: int) -> None:
+    for step in range(1, steps + 1):
+        model(torch.ones(2, 4)).sum().backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.data -= 0.1 * p.grad
+        if step % save_every == 0 and dist.get_rank() == 0:
+            save(model)
+
+
+@worker_main()
 def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=12))
-    gradient = torch.ones(10)
-    dist.all_reduce(gradient)
-    threading.Thread(target=look_after, args=(5,), daemon=True).start()
-    dist.all_reduce(gradient)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     if dist.get_rank() == 0:
-        evaluate()
-    dist.barrier()
+        threading.Thread(target=look_after, args=(5,), daemon=True).start()
+    train(nn.Linear(4, 1), steps=5, save_every=2)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    own = address(int(os.environ["RANK"]))
+    os.environ["TORCH_WORKER_SERVER_SOCKET"] = own
+    try:
+        main()
+    finally:
+        Path(own).unlink(missing_ok=True)

@@ -44,7 +44,6 @@ MEANT = {
     "lab_19_state": {"quits"},
     "lab_25_profile": {"sampler"},  # random data, for a profile
     "lab_26_look": {"meet"},
-    "lab_26_saves": {"meet"},
 }
 
 

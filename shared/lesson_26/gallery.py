@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from shared.lesson_26 import starting, training, waiting, wrong
+from shared.lesson_26.sourced import SOURCED
 from shared.lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.group import read_environment
@@ -19,11 +20,24 @@ from shared.runtime.run import run
 
 CASES = [case for part in (waiting, starting, training, wrong) for case in part.CASES]
 NOTEBOOKS = ROOT / "notebooks"
+ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
-    HANG: "Nothing moves, and after the time-out an error",
-    ERROR: "An error",
-    WRONG: "No error, but wrong numbers",
+    HANG: "Nothing moves",
+    ERROR: "An error, or an exit code",
+    WRONG: "No error, but something is wrong",
 }
+FIRST = {
+    HANG: f"After half an hour gloo ends such a job with `{ON_GLOO}`; over nccl it is `Watchdog caught "
+    "collective operation timeout`, after 10 minutes. The text is the same for all of them. What tells them "
+    "apart is where the ranks stand, which `rank-doctor` or `py-spy dump` says.",
+    ERROR: "The first error counts: those of the other ranks are echoes.",
+    WRONG: "Right and wrong numbers of each case are printed by `python -m shared.lesson_26.gallery CASE`.",
+}
+INTRODUCTION = (
+    "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
+    "its case on two ranks, broken and cured, and compare the message; or *from a source*, which is linked."
+)
+COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
 
 
 def link_to(lesson: str) -> str:
@@ -38,16 +52,29 @@ def as_code(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
+def seen(row: dict[str, str]) -> str:
+    """What leads to a row: the text of a message, or words."""
+    if row["see"] == HANG:
+        return row["stands"]
+    return row["symptom"] or as_code(row["text"])
+
+
 def table_of(rows: list[dict[str, str]]) -> str:
-    """The gallery in Markdown, ordered by what is seen."""
+    """The gallery in Markdown, ordered by what is seen; then what was not run here."""
     lines = []
     for see, title in TITLES.items():
-        lines += ["", f"**{title}**", ""]
-        lines += ["| You see | You did | Why | Cure | Lesson | Case |", "|---|---|---|---|---|---|"]
-        for row in sorted((row for row in rows if row["see"] == see), key=lambda row: row["text"].lower()):
-            cells = [as_code(row["text"]), row["did"], row["cause"], row["cure"]]
+        lines += ["", f"## {title}", "", FIRST[see], ""]
+        lines += [f"| {COLUMNS[see]} | You did | Why | Cure | Lesson | Provoked here by |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for row in sorted((row for row in rows if row["see"] == see), key=lambda row: seen(row).lower()):
+            cells = [seen(row), row["did"], row["cause"], row["cure"]]
             cells += [link_to(row["lesson"]), as_code(row["name"])]
             lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Not run here: GPUs, containers, clusters", ""]
+    lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
+    for one in sorted(SOURCED, key=lambda one: one.see.lower()):
+        cells = [as_code(one.see), one.why, one.cure, link_to(one.lesson), f"[{one.name}]({one.url})"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines[1:])
 
 
@@ -72,6 +99,11 @@ def show(names: list[str], cfg: Config) -> None:
         print(f"{row['name']}\n  {row['see']}, {row['rank']}: {row['text']}\n  cured: {row['right']}")
 
 
+def lookup_key(case: Case) -> str:
+    """What a reader finds a case by: a hang by where the ranks stand, a wrong number by words."""
+    return {HANG: case.stands, ERROR: case.symptom or "its message", WRONG: case.symptom}[case.see]
+
+
 def play_all(cfg: Config) -> str:
     """Play all cases, count them, and return their table."""
     rows = rows_of(CASES, cfg)
@@ -86,11 +118,17 @@ def main(cfg: Config, *arguments: str) -> None:
     if "RANK" in os.environ:
         be_one_rank(names, "--cured" in arguments)
         return
+    nameless = [case.name for case in CASES if not lookup_key(case)]
+    if nameless:
+        raise CourseError(
+            f"nobody finds {', '.join(nameless)}: a hang has `stands`, a wrong number `symptom`"
+        )
     if len({case.name for case in CASES}) < len(CASES):
         raise CourseError("two cases have the same name")
     if arguments[:1] == ("--write",) and names:
         table = play_all(cfg)
-        Path(names[0]).write_text(f"# Failures by what you see\n\n{table}\n", encoding="utf-8")
+        text = f"# Failures by what you see\n\n{INTRODUCTION}\n\n{table}\n"
+        Path(names[0]).write_text(text, encoding="utf-8")
     elif names:
         show(names, cfg)
     else:

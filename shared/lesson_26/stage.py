@@ -61,6 +61,8 @@ class Case:
         see: HANG, ERROR or WRONG.
         says: {rank or ANY: regular expression}: what is said when it is broken. The first entry is shown.
         right: a regular expression: what all ranks say when it is cured.
+        symptom: what one sees in a job of one's own, where that is not the text of a message.
+        stands: of a hang: where the ranks stand, by which hangs are told apart.
         timeout_s: how long a collective waits, in place of half an hour.
         forms_group: whether the ranks have a process group before ``play`` is called.
     """
@@ -74,6 +76,8 @@ class Case:
     cause: str
     cure: str
     lesson: str
+    symptom: str = ""
+    stands: str = ""
     timeout_s: float = 2.0
     forms_group: bool = True
 
@@ -243,6 +247,8 @@ def judge(broken: Play, cured: Play) -> dict[str, str]:
         "rank": name_of(rank),
         "text": shown(line_with(pattern, by_rank(broken, rank))),
         "right": shown(line_with(case.right, cured.messages[max(rank, 0)])),
+        "symptom": case.symptom,
+        "stands": case.stands,
         "did": case.did,
         "cause": case.cause,
         "cure": case.cure,

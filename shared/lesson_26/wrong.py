@@ -28,6 +28,7 @@ HITS = torch.tensor([1.0, 1, 0, 0, 0])  # of five images, two are recognised
     WRONG,
     says={0: r"^\(101.0, 101.0\)$"},
     right=r"^\(2.0, 200.0\)$",
+    symptom="metrics have each other's values, or the loss is as large as the step counter",
     did="metrics in a dict, reduced in its order, and the order differs by rank",
     cause="same shape, same kind: the calls are paired wrongly and nothing notices, DETAIL neither",
     cure="sort the keys, or stack the values into one tensor",
@@ -47,6 +48,7 @@ def keys_in_another_order(rank: int, cured: bool) -> tuple[float, float]:
     WRONG,
     says={0: r"^(?!2.0$)"},
     right="^2.0$",
+    symptom="sums are off by many orders of magnitude, on some ranks only",
     did="float32 here, int32 there",
     cause="gloo adds up bytes, and reads them as its own rank's type",
     cure="one type on all ranks; DETAIL finds it",
@@ -62,6 +64,7 @@ def types_differ(rank: int, cured: bool) -> float:
     WRONG,
     says={1: r"^(?!\[3.0, 3.0, 3.0, 3.0\])", 0: r"^\[3.0, 3.0, 3.0, 3.0\]$"},
     right=r"^\[3.0, 3.0, 3.0, 3.0\]$",
+    symptom="a reduced value is right on rank 0 and anything elsewhere",
     did="`reduce` to rank 0, and rank 1 uses the result, too",
     cause="only the destination has it; elsewhere the tensor holds anything",
     cure="`all_reduce`, or use it on `dst` alone",
@@ -80,6 +83,7 @@ def result_on_one_rank(rank: int, cured: bool) -> list[float]:
     WRONG,
     says={0: "^1.0$"},
     right="^2.0$",
+    symptom="a rank reads its own value in place of the sum, now and then",
     did="`async_op=True`, and the tensor is read before `wait()`",
     cause="the call has only begun",
     cure="`work.wait()` first",
@@ -101,6 +105,7 @@ def read_before_wait(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^256.0$"},
     right="^257.0$",
+    symptom="a counter stops growing at 256, a loss summed over many steps stalls",
     did="counters or sums in bfloat16",
     cause="256 + 1 = 256 there",
     cure="count in integers, sum in float32",
@@ -116,6 +121,7 @@ def sum_in_bfloat16(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^(?!equal)differ by"},
     right="^equal$",
+    symptom="the ranks' losses and weights drift apart; checkpoints depend on the rank",
     did="forward by `ddp.module(x)`",
     cause="it goes around DDP: no gradient is averaged, and replicas go apart",
     cure="call the wrapper",
@@ -145,6 +151,7 @@ def spread(x: torch.Tensor) -> str:
     WRONG,
     says={0: r"^0.5 of the gradient$"},
     right="^1.0 of the gradient$",
+    symptom="gradients are N times too small; more GPUs learn slower",
     did="a loss with `reduction='sum'` under DDP",
     cause="DDP divides by the number of ranks: it averages, and a sum should be added up",
     cure="a mean; or multiply the loss by the number of ranks",
@@ -161,6 +168,7 @@ def summed_loss(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^2.0$"},
     right="^1.7$",
+    symptom="the validation loss changes with the number of ranks",
     did="a mean per rank, and the ranks have 4 and 1 samples",
     cause="a mean of means is no mean: few samples weigh as much as many",
     cure="sum and count; weigh each rank by its samples",
@@ -181,6 +189,7 @@ def mean_of_means(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^0.2$"},
     right="^0.4$",
+    symptom="accuracy is 1/N of what one process has",
     did="a rank's own hits, divided by the size of the whole test set",
     cause="accuracy ÷ N",
     cure="reduce both, then divide",
@@ -198,6 +207,7 @@ def local_hits(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^0.5$"},
     right="^0.4$",
+    symptom="accuracy differs in the last digits from one process's",
     did="evaluation with `DistributedSampler`",
     cause="it pads: some images count twice",
     cure="indices rank, rank + N, ...; sum and count",
@@ -214,6 +224,7 @@ def padded_evaluation(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^same order in 3 epochs$"},
     right="^another order in each of 3 epochs$",
+    symptom="the same batches in the same order in each epoch",
     did="no `sampler.set_epoch(epoch)`",
     cause="the sampler's seed is all that it shuffles by",
     cure="call it before each epoch",
@@ -233,6 +244,7 @@ def no_set_epoch(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^the ranks draw the same$"},
     right="^the ranks draw differently$",
+    symptom="augmentation and dropout are alike on all ranks; less variety than on one GPU",
     did="`torch.manual_seed(0)` on all ranks",
     cause="augmentation and dropout then draw alike on all ranks",
     cure="seed + rank, after the model is made",
@@ -261,6 +273,7 @@ class Stream(IterableDataset):
     WRONG,
     says={0: "^8 of 16 are doubles$"},
     right="^0 of 8 are doubles$",
+    symptom="an epoch has N times as many samples; the ranks' losses are equal",
     did="an `IterableDataset` on several ranks",
     cause="it takes no sampler: each rank reads all of it",
     cure="split the stream by rank, and by worker",
@@ -278,6 +291,7 @@ def stream_on_all_ranks(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^loss 1.0, 1.0, 1.0$"},
     right="^loss 1.0, 0.64, 0.41$",
+    symptom="the loss does not move after `fully_shard`, without an error",
     did="the optimizer is made before `fully_shard`",
     cause="it holds the parameters that are no longer those of the model",
     cure="shard first, then make the optimizer",
@@ -305,6 +319,7 @@ def optimizer_before_sharding(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^8 all-reduces$"},
     right="^1 all-reduces$",
+    symptom="right numbers, but accumulation is as slow as no accumulation",
     did="gradient accumulation, 8 micro-batches, without `no_sync()`",
     cause="right numbers, but DDP all-reduces after each of them",
     cure="`no_sync()` for all but the last",
@@ -323,6 +338,7 @@ def reduces_too_often(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^2.0$"},
     right="^1.5$",
+    symptom="the loss depends on how sequences are packed into micro-batches",
     did="micro-batches of unequal numbers of tokens, each with its mean loss",
     cause="a token of a short batch weighs more",
     cure="sum over tokens; divide by the tokens of all micro-batches and ranks",
@@ -346,9 +362,10 @@ def tokens_weigh_differently(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^gradient 1.0$", 1: "^gradient 2.0$"},
     right="^gradient 3.0$",
-    did="`dist.all_reduce` inside of a model's forward",
+    symptom="`c10d::allreduce_: an autograd kernel was not registered`, a warning, and wrong gradients",
+    did="`dist.all_reduce` inside of a model's forward, and each rank has a loss of its own",
     cause="autograd does not see it: what the other rank's loss owes to this x is lost",
-    cure="a functional collective, or an autograd function of your own",
+    cure="`_functional_collectives.all_reduce`; see the row of the replicated loss, where that is wrong",
     lesson="17",
 )
 def all_reduce_in_forward(rank: int, cured: bool) -> str:
@@ -362,10 +379,42 @@ def all_reduce_in_forward(rank: int, cured: bool) -> str:
     return f"gradient {x.grad.item()}"
 
 
+class SumOfRanks(torch.autograd.Function):
+    """The all-reduce behind a row-parallel layer: all ranks have one loss, so backward changes nothing."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@case(
+    WRONG,
+    says={0: "^gradient 2.0$"},
+    right="^gradient 1.0$",
+    symptom="gradients of a row-parallel layer are N times too large",
+    did="a functional all-reduce in tensor parallelism by hand: all ranks compute one and the same loss",
+    cause="its backward adds up N equal gradients; there the backward is the identity",
+    cure="an autograd function whose backward passes the gradient on, or DTensor",
+    lesson="17",
+)
+def all_reduce_before_one_loss(rank: int, cured: bool) -> str:
+    x = torch.ones(1, requires_grad=True)
+    y = SumOfRanks.apply(x) if cured else functional.all_reduce(x, "sum", dist.group.WORLD)
+    y.sum().backward()
+    return f"gradient {x.grad.item()}"
+
+
 @case(
     WRONG,
     says={0: "^gradient 0.50$"},
     right="^gradient 1.00$",
+    symptom="gradients are smaller than the clipping norm says; the loss depends on N",
     did="gradients are clipped before they are averaged",
     cause="each rank clips by its own norm: the mean is that of other vectors",
     cure="average first, clip then",

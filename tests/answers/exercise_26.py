@@ -2,15 +2,6 @@
 
 from tests.answers import right, wrong
 
-PASS_ON = """
-calls = [
-    dist.P2POp(dist.isend, x, (rank + 1) % ranks),
-    dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
-]
-for work in dist.batch_isend_irecv(calls):
-    work.wait()
-"""
-
 ANSWERS = [
     wrong(
         "Each rank skips its own bad batches.",
@@ -40,15 +31,16 @@ ANSWERS = [
         ("sorted(sums)", "list(sums)"),
     ),
     wrong(
-        "All ranks send first.",
-        "pass_on hangs: this rank waits for another one",
-        (
-            PASS_ON,
-            """
-            dist.send(x, (rank + 1) % ranks)
-            dist.recv(received, (rank - 1) % ranks)
-            """,
-        ),
+        "The cache holds one loss only.",
+        "mean_loss hangs:",
+        mean_loss="""
+        known = mean_loss.__dict__
+        if known.get("loss") != loss:
+            total = torch.tensor(loss, dtype=torch.float64)
+            dist.all_reduce(total, op=dist.ReduceOp.AVG)
+            known.update(loss=loss, mean=total.item())
+        return known["mean"]
+        """,
     ),
     wrong(
         "No hang any more, but the share is that of rank 0's samples.",
@@ -83,17 +75,7 @@ ANSWERS = [
         """,
     ),
     right(
-        "Even ranks send first, odd ranks receive first; metrics travel as objects.",
-        (
-            PASS_ON,
-            """
-            if rank % 2 == 0:
-                dist.send(x, (rank + 1) % ranks)
-            dist.recv(received, (rank - 1) % ranks)
-            if rank % 2 == 1:
-                dist.send(x, (rank + 1) % ranks)
-            """,
-        ),
+        "Metrics travel as objects.",
         mean_metrics="""
         everything: list = [None] * dist.get_world_size()
         dist.all_gather_object(everything, (sums, samples))

@@ -44,11 +44,15 @@ class Meeting:
         return found
 
 
-def check_pass_on(answer: ModuleType, meeting: Meeting, group: Group) -> None:
-    found = meeting.call(answer.pass_on, torch.full((3,), float(group.rank)))
-    before = (group.rank - 1) % group.world_size
-    if not torch.equal(found, torch.full((3,), float(before))):
-        raise Wrong(f"pass_on returns {found.tolist()}, but rank {before} sent {before}")
+def check_mean_loss(answer: ModuleType, meeting: Meeting, group: Group) -> None:
+    """Rank 0's loss moves, those of the others do not."""
+    others = [3.0 + rank for rank in range(1, group.world_size)]
+    for step in range(2):
+        of_rank_0 = 1.0 + step
+        found = meeting.call(answer.mean_loss, of_rank_0 if group.rank == 0 else 3.0 + group.rank)
+        mean = (of_rank_0 + sum(others)) / group.world_size
+        if abs(found - mean) > TOLERANCE:
+            raise Wrong(f"mean_loss returns {found} in step {step + 1}, expected {mean}")
 
 
 def check_mean_metrics(answer: ModuleType, meeting: Meeting, group: Group) -> None:
@@ -131,7 +135,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     if any(line.startswith("raise NotImplementedError") for line in lines):
         raise NotImplementedError  # before any rank waits for another
     meeting = Meeting(exercises.TIMEOUT_S)
-    check_pass_on(answer, meeting, group)
+    check_mean_loss(answer, meeting, group)
     check_mean_metrics(answer, meeting, group)
     check_accuracy(answer, meeting, group)
     check_train(answer, meeting, group)

@@ -7,14 +7,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def pass_on(x: torch.Tensor) -> torch.Tensor:
-    """Send ``x`` to the next rank, the last one to rank 0, and return what the rank before has sent."""
+def mean_loss(loss: float) -> float:
+    """The mean of all ranks' losses, on every rank. It is called once in each step."""
     raise NotImplementedError  # your turn: remove this line, and mend the four functions
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    received = torch.empty_like(x)
-    dist.send(x, (rank + 1) % ranks)
-    dist.recv(received, (rank - 1) % ranks)
-    return received
+    known = mean_loss.__dict__
+    if str(loss) not in known:
+        total = torch.tensor(loss, dtype=torch.float64)
+        dist.all_reduce(total, op=dist.ReduceOp.AVG)
+        known[str(loss)] = total.item()
+    return known[str(loss)]
 
 
 def mean_metrics(sums: dict[str, float], samples: int) -> dict[str, float]:
@@ -69,9 +70,9 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ddp = DistributedDataParallel(nn.Linear(2, 1))
     batches = [(torch.ones(4, 2), torch.ones(4, 1))] * (3 + rank)
-    received = pass_on(torch.tensor([float(rank)]))
+    loss = mean_loss(float(rank))
     made = train(ddp, torch.optim.SGD(ddp.parameters(), 0.1), batches)
-    print(f"rank {rank} of {ranks} got {received.item()} and made {made} steps")
+    print(f"rank {rank} of {ranks} knows the mean {loss} and made {made} steps")
     dist.barrier()
     dist.destroy_process_group()
 
