@@ -18,8 +18,8 @@ BATCH_PER_RANK = 32
 
 def broadcast_parameters(model: nn.Module) -> None:
     """Give every rank the parameters and buffers of rank 0, in place. Collective."""
-    for tensor in model.state_dict().values():
-        dist.broadcast(tensor, src=0)
+    for tensor in [*model.parameters(), *model.buffers()]:  # a state_dict leaves some buffers out
+        dist.broadcast(tensor.detach(), src=0)
 
 
 def partition_dataset(images: int, epoch: int, global_batch: int) -> list[torch.Tensor]:
@@ -30,8 +30,8 @@ def partition_dataset(images: int, epoch: int, global_batch: int) -> list[torch.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     order = torch.randperm(images, generator=torch.Generator().manual_seed(epoch))
-    full_batches = order[: images // global_batch * global_batch].split(global_batch)
-    return [batch[rank::world_size] for batch in full_batches]
+    starts = range(0, images - global_batch + 1, global_batch)
+    return [order[start : start + global_batch][rank::world_size] for start in starts]
 
 
 def average_gradients(model: nn.Module) -> None:

@@ -33,7 +33,7 @@ class Config:
 
 
 class Net(nn.Module):
-    """A classifier of digits with a layer that does not learn and a weight that is used twice.
+    """A classifier of digits with a layer that does not learn, a weight used twice, and a random buffer.
 
     Input (batch, 1, 8, 8), output (batch, 10) scores.
     """
@@ -45,9 +45,10 @@ class Net(nn.Module):
         self.second = nn.Conv2d(16, 16, 3, padding=1)
         self.second.weight = self.first.weight  # tied
         self.head = nn.Linear(16 * 4 * 4, 10)
+        self.register_buffer("scale", torch.rand(()) + 0.5, persistent=False)  # is in no state_dict
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.frozen(x))
+        x = torch.relu(self.frozen(self.scale * x))
         x = F.max_pool2d(torch.relu(self.first(x)), 2)
         x = torch.relu(self.second(x))
         return self.head(x.flatten(1))
@@ -150,6 +151,8 @@ def main(cfg: Config) -> None:
         print_in_rank_order(f"sum of parameters: {before:8.4f} before the broadcast, {after:8.4f} after")
         assert_all_equal("at the start", parameters(ours.model), parameters(alone.model), 0.0)
 
+        if partition_dataset(cfg.about_batch - 1, 0, cfg.about_batch):
+            raise CourseError("too few images for a global batch should give no batch, not an empty one")
         largest = train(ours, alone, data, cfg, group)
         mean_losses = torch.tensor(ours.losses, dtype=torch.float64, device=group.device)
         dist.all_reduce(mean_losses)

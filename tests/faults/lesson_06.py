@@ -5,7 +5,7 @@ from tests.faults import Fault
 FAULTS: list[Fault] = [
     Fault("06_by_hand", "    broadcast_parameters(model)\n", "", "the ranks hold different parameters"),
     Fault("06_by_hand", "            average_gradients(model)\n", "", "the ranks hold different parameters"),
-    Fault("06_by_hand", "dist.broadcast(tensor, src=0)", "pass", "at the start", run="06_train"),
+    Fault("06_by_hand", "dist.broadcast(tensor.detach(), src=0)", "pass", "at the start", run="06_train"),
     Fault(
         "06_by_hand", "parameter.grad /= dist.get_world_size()", "pass", "weight: differs by", run="06_train"
     ),
@@ -23,6 +23,22 @@ FAULTS: list[Fault] = [
         "1 : 1: the mean of means is off by",
         run="06_uneven",
     ),
+    Fault(
+        "06_by_hand",
+        "[*model.parameters(), *model.buffers()]",
+        "model.state_dict().values()",
+        "differs by",
+        run="06_train",
+    ),
+    Fault(
+        "06_by_hand",
+        "images - global_batch + 1",
+        "max(1, images - global_batch + 1)",
+        "too few images for a global batch",
+        run="06_train",
+    ),
+    Fault("06_uneven", "world_size * n_local / n_total", "world_size", "the gradients of DDP are off by"),
+    Fault("06_uneven", "cfg.length // (rank + 1)", "cfg.length // 2", "the gradients of DDP are off by"),
     Fault("06_train", "            average_gradients(ours.model)\n", "", "gradient first.weight: differs by"),
     Fault("06_train", "    model.eval()\n", "", "a part of the model is still in training mode"),
     Fault(
@@ -30,8 +46,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "06_uneven",
-        "fraction * truth",
-        "truth / group.world_size",  # too small by 1/N, not 1/N of it
+        "abs(off - 1 / len(counts))",
+        "abs(off - 1 + 1 / len(counts))",
         "none on the last: the mean of means is off by",
         ranks=3,
     ),
