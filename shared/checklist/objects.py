@@ -462,7 +462,7 @@ class Objects(Expressions):
         told = self.told_by_name(of, name, call)
         if told is not None:
             return told
-        if name == "get" and type(of) is Value and isinstance(call.get("key", 0), Const):
+        if name == "get" and type(of) is Value and call.args and isinstance(call.args[0], Const):
             return self.item(of, call.args[0])
         found = self.mixed([of, *call.given()])
         if name.endswith("_") and not name.startswith("_") and type(of) is Value:  # in place

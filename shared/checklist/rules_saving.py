@@ -120,7 +120,7 @@ def resumes(t: Machine) -> bool:
 def has_number(loaded: Value | None) -> bool:
     """Whether the number of an epoch is read from what was loaded, or may be where it is handed to."""
     return any(
-        one.note("escaped") or any(word in name for name in one.attrs or () for word in COUNTS)
+        one.note("escaped") or any(word in name.lower() for name in one.attrs or () for word in COUNTS)
         for one in each(loaded)
     )
 
