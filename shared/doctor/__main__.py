@@ -10,7 +10,7 @@ from importlib import metadata
 from . import ending
 from .inside import BRIEF, CALLS, FULL
 from .job import Job, JobError
-from .life import MOVING, activity, life, use_of
+from .life import activity, life, use_of
 from .outside import look_into
 from .ranks import Place, Rank, main_stack, own_place, ranks_of
 from .verdict import Verdict, nobody, verdict
@@ -141,18 +141,13 @@ class Look:
         if progress_of(self.ranks) != progress_of(before.ranks):
             return True
         if self.waits:
-            return self.transfers_since(before)
+            return False
         if self.use.keys() != before.use.keys():
             return True
         if any(rank.stacks != before.ranks[number].stacks for number, rank in self.ranks.items()):
             return True
         seconds = self.at - before.at
         return any(activity(self.use[pid], before.use[pid], seconds) for pid in self.use)
-
-    def transfers_since(self, before: "Look") -> bool:
-        """Whether data flows for a rank that waits: a large call over a slow network."""
-        found = self.life_since(before)
-        return any(rank.waits and found.get(rank.pid) == MOVING for rank in self.ranks.values())
 
     def life_since(self, before: "Look") -> dict[int, str]:
         pids = {rank.pid for rank in self.ranks.values()}
