@@ -3,6 +3,8 @@
 from docutils import nodes
 from latex2mathml.converter import convert
 
+from docs.search import write_sections
+
 project = "Rank by Rank"
 author = "the authors of Rank by Rank"
 language = "en"
@@ -23,12 +25,12 @@ html_theme = "sphinx_book_theme"
 html_title = "Rank by Rank"
 html_use_index = False
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"
 html_math_renderer = "mathml"
 html_show_sphinx = False
 html_show_copyright = False
-html_show_search_summary = False  # it would be fetched, which browsers refuse for pages that lie in files
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_theme_options = {
     "footer_content_items": [],
@@ -54,5 +56,6 @@ def _block(translator, node: nodes.math_block) -> None:
 
 
 def setup(app) -> None:
-    """Formulas become MathML, which browsers draw by themselves: no script."""
+    """Formulas become MathML, which browsers draw by themselves. The search gets its sections."""
+    app.connect("build-finished", write_sections)
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))

@@ -3,7 +3,6 @@
 Nothing is written twice: a page is a file of the course, or is put together from passages of such files.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copy, copytree
@@ -12,43 +11,49 @@ import nbformat
 
 from docs.cheat_sheet import cheat_sheet
 from docs.passages import fenced, groups, with_columns
+from shared.tools.course import part_of
 from shared.tools.folding import is_folded
-from shared.tools.lessons import WRITEFILE, read_lessons
+from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
 
+SCRIPTS = ("labs/lab_10_train.py",)  # pages link to them
 FILES = ("LICENSE", "CHANGELOG.md", "CONTRIBUTING.md")
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
-FOR_AUTHORS = re.compile(r"^## Layout\n.*?(?=^## )", re.DOTALL | re.MULTILINE)
-AFTER_GALLERY = "## Three ways of using it\n"  # a section of the README
 DOORS = """{.doors}
 [Begin with lesson 00](notebooks/00_start_here.ipynb)
+[Failures by what you see](notebooks/failures.md)
 [Cheat sheet](cheat_sheet.md)
-[Failures by what you see](notebooks/failures.md)"""
-CONTENTS = """
-```{toctree}
-:hidden:
-:glob:
-:caption: Lessons
+[Glossary](notebooks/glossary.md)"""
+TO_LOOK_UP = (
+    "notebooks/failures",
+    "cheat_sheet",
+    "notebooks/glossary",
+    "notebooks/strategies",
+    "notebooks/questions",
+    "notebooks/tools",
+    "notebooks/rank_check",
+)
+THE_PROJECT = (
+    "notebooks/lessons",
+    "notebooks/using",
+    "notebooks/where_run",
+    "notebooks/topics",
+    "CONTRIBUTING",
+    "CHANGELOG",
+)
 
-notebooks/[0-9]*
-```
 
-```{toctree}
-:hidden:
-:caption: To look up
-
-cheat_sheet
-notebooks/failures
-notebooks/rank_check
-```
-
-```{toctree}
-:hidden:
-:caption: The project
-
-CONTRIBUTING
-CHANGELOG
-```
-"""
+def contents(lessons: list[Lesson]) -> str:
+    """What the side bar lists: the lessons by part, and the other pages."""
+    groups: dict[str, list[str]] = {}
+    for lesson in lessons:
+        groups.setdefault(part_of(lesson.number), []).append(lesson.path.with_suffix("").as_posix())
+    groups["To look up"] = list(TO_LOOK_UP)
+    groups["The project"] = list(THE_PROJECT)
+    lists = [
+        "\n".join(["```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```"])
+        for title, pages in groups.items()
+    ]
+    return "\n\n" + "\n\n".join(lists) + "\n"
 
 
 def slug(title: str) -> str:
@@ -58,17 +63,24 @@ def slug(title: str) -> str:
 
 def write_pages(root: Path, target: Path) -> None:
     """Write the pages of the course at ``root`` into the new folder ``target``."""
+    lessons = read_lessons(root)
     readme = (root / "README.md").read_text(encoding="utf-8")
     failures = (root / "notebooks" / "failures.md").read_text(encoding="utf-8")
-    pages = {
-        "index.md": landing_page(readme, gallery(failures)) + CONTENTS,
-        "cheat_sheet.md": cheat_sheet(read_lessons(root), failures),
-        "notebooks/failures.md": failures_page(failures),
-        "notebooks/rank_check.md": (root / "notebooks" / "rank_check.md").read_text(encoding="utf-8"),
-    }
     copytree(root / "notebooks", target / "notebooks", ignore=_all_but(".ipynb", ".png"))
+    pages = {
+        "index.md": landing_page(readme) + contents(lessons),
+        "cheat_sheet.md": cheat_sheet(lessons, failures),
+        "notebooks/failures.md": failures_page(failures),
+    }
     for name in FILES:
         copy(root / name, target)
+    for name in SCRIPTS:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(root / name, target / name)
+    for page in sorted((root / "notebooks").glob("*.md")):
+        name = f"notebooks/{page.name}"
+        text = page.read_text(encoding="utf-8")
+        pages.setdefault(name, text.replace("](../README.md", "](../index.md"))
     for name, text in pages.items():
         (target / name).write_text(text, encoding="utf-8")
 
@@ -80,14 +92,10 @@ def _all_but(*suffixes: str) -> Callable[[str, list[str]], list[str]]:
     return ignored
 
 
-def landing_page(readme: str, gallery: str) -> str:
-    """The README without what is for authors, with doors to the lessons and a gallery of failures."""
-    title, sentence, rest = FOR_AUTHORS.sub("", readme).split("\n\n", 2)
-    before, heading, after = rest.partition(AFTER_GALLERY)
-    if not heading:
-        raise LookupError(f"the README has no section {AFTER_GALLERY.strip()!r}")
-    shown = f"{before}## What do you see?\n\n{gallery.replace('](', '](notebooks/')}\n\n{heading}{after}"
-    return "\n\n".join([title, sentence, DOORS, shown])
+def landing_page(readme: str) -> str:
+    """The README, with doors to what people look for first."""
+    title, sentence, rest = readme.split("\n\n", 2)
+    return "\n\n".join([title, sentence, DOORS, rest])
 
 
 def failures_page(failures: str) -> str:
@@ -96,16 +104,6 @@ def failures_page(failures: str) -> str:
     for name, table in groups(failures).items():
         parts += [f"## {name}", with_columns(table, ("You see", "You did", "Why", "Cure", "Lesson"))]
     return "\n\n".join(parts) + "\n"
-
-
-def gallery(failures: str) -> str:
-    """Each group of failures folded, with what one sees and what helps."""
-    parts = []
-    for name, table in groups(failures).items():
-        count = table.count("\n") - 1
-        short = with_columns(table, ("You see", "You did", "Cure", "Lesson"))
-        parts.append(f"<details><summary>{name} ({count})</summary>\n\n{short}\n\n</details>")
-    return "\n\n".join(parts)
 
 
 def read_notebook(text: str) -> nbformat.NotebookNode:

@@ -37,7 +37,7 @@ def main() -> None:
     backend = "nccl" if gpus > 1 and not forced_to_cpu else "gloo on the CPU"
     print(f"        {gpus} GPU(s): labs with 2 ranks use {backend}")
     if not all(checks.values()):
-        sys.exit("This machine is not fit yet; the README's section Troubleshooting helps.")
+        sys.exit("This machine is not fit yet; notebooks/using.md, Troubleshooting, helps.")
     print("This machine is fit.")
 
 

@@ -163,7 +163,7 @@ def by_rule(scripts: list[Script]) -> str:
 
 
 def sentence(scripts: list[Script]) -> str:
-    """What the README says about these scripts."""
+    """What notebooks/tools.md says about these scripts."""
     verdicts = [one.verdict for script in scripts for one in script.findings]
     hangs = [one.verdict for script in scripts for one in script.findings if SEVERITY[one.rule] == "hangs"]
     faults = [one.found for script in scripts for one in script.faults]

@@ -125,12 +125,12 @@ def test_rules_of_speed_and_style_are_asked_when_they_are_selected():
         assert rule not in rules_in(name, text.replace(old, new))
 
 
-def test_the_readme_says_how_often_it_is_right():
+def test_the_page_of_tools_says_how_often_it_is_right():
     scripts = corpus.read_list()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "notebooks" / "tools.md").read_text(encoding="utf-8")
     for unseen in (True, False):
         told = corpus.sentence([one for one in scripts if one.unseen is unseen])
-        assert told in readme, told
+        assert told in page, told
     verdicts = {one.verdict for script in scripts for one in script.findings}
     rules = {one.rule for script in scripts for one in (*script.findings, *script.faults)}
     assert verdicts <= {"true", "false"} and rules <= {rule.name for rule in RULES}

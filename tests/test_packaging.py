@@ -89,9 +89,10 @@ def test_the_oldest_kernel_is_the_lowest_that_the_ranges_allow():
         assert version in one.specifier and version.startswith(lowest)
 
 
-def test_the_readme_names_the_oldest_torch_that_is_tried():
+def test_the_oldest_torch_that_is_tried_is_named():
     version = locked(".ci/oldest-torch.txt")["torch"].removesuffix(".0")
-    assert f"torch {version}" in read("README.md")
+    assert f"torch {version}" in read("notebooks/using.md")
+    assert f"torch {version}" in read("notebooks/where_run.md")
 
 
 def test_conda_installs_what_make_installs():

@@ -2,10 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import yaml
 
-from tests.helpers import ROOT, command, pyproject
+from tests.helpers import ROOT, command, pyproject, python
 
 PHONY = re.compile(r"^\.PHONY: (.*)$", re.MULTILINE)
 MAKE = re.compile(r"\bmake (\w+)")
@@ -65,10 +66,39 @@ def test_the_dev_container_is_set_up_by_make():
     base = re.match(r"FROM python:(\d+\.\d+)-", read(".devcontainer/Dockerfile"))
     (python,) = [one for one in yaml.safe_load(read("environment.yml"))["dependencies"] if "python=" in one]
     assert base and python == f"python={base[1]}"
+    packages = re.findall(r"missing\+=\(([^)]*)\)", read(".ci/run"))
+    wanted = {name for line in packages for name in line.split() if not name.startswith("python3")}
+    assert (
+        wanted
+        and [name for name in sorted(wanted) if name not in read(".devcontainer/Dockerfile").split()] == []
+    )
 
 
-def test_the_layout_in_the_readme_is_that_of_the_course():
-    layout = read("README.md").partition("## Layout")[2]
+def shown_commands(text: str) -> dict[str, list[str]]:
+    """{command: the lines shown below it} of the blocks that begin with ``$ ``."""
+    blocks = re.findall(r"^```\n\$ (.+)\n((?:(?!```).*\n)*)```$", text, re.MULTILINE)
+    return {command: output.splitlines() for command, output in blocks}
+
+
+def missing_lines(command_line: str, shown: list[str]) -> list[str]:
+    """Those of the lines that the command of one of our tools does not print."""
+    program, *arguments = command_line.split()
+    module = {"rank-check": "checklist", "rank-plan": "planner"}[Path(program).name]
+    printed = python("-m", f"shared.{module}", *arguments).stdout.splitlines()
+    return [line for line in shown if line not in printed]
+
+
+def test_what_the_readme_shows_is_what_its_commands_print():
+    shown = shown_commands(read("README.md"))
+    tried = {line: lines for line, lines in shown.items() if "rank-check" in line or "rank-plan" in line}
+    assert len(shown) == 4 and len(tried) == 2 and all(shown.values())
+    for line, lines in tried.items():
+        assert missing_lines(line, lines) == []
+        assert missing_lines(line, [*lines, "no such line"]) == ["no such line"]
+
+
+def test_the_layout_that_is_told_is_that_of_the_course():
+    layout = read("notebooks/using.md").partition("## Layout")[2]
     places = re.findall(r"^\| `([\w/]+/)`", layout, re.MULTILINE) + re.findall(r"`(tests/\w+/)`", layout)
     assert {"notebooks/", "labs/", "labs/exercises/NN_name/", "shared/", "tests/rules/"} <= set(places)
     assert [place for place in places if not list(ROOT.glob(place.replace("NN_name", "*")))] == []

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from docs.cheat_sheet import SHEET, cheat_sheet, tabulated
-from docs.pages import AFTER_GALLERY, LANGUAGES, as_file, landing_page, read_notebook
+from docs.pages import LANGUAGES, as_file, read_notebook
 from docs.passages import blocks, with_columns
 from shared.tools.lessons import WRITEFILE, read_lessons
 from tests.browser import CHROMIUM_OPTIONS, find_chromium
@@ -154,14 +153,38 @@ def test_formulas_are_mathml(site: Path):
 
 
 @heavy
-def test_the_landing_page_has_what_the_readme_and_the_gallery_tell(site: Path):
+def test_the_landing_page_leads_to_each_lesson_and_page(site: Path):
     page = (site / "index.html").read_text(encoding="utf-8")
-    linked = set(re.findall(r"\(notebooks/(\w+)\.ipynb", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert len(linked) > 20
-    assert [name for name in linked if f'href="notebooks/{name}.html' not in page] == []
-    for text in ("PP x FSDP x TP", "What do you see?", "DistStoreError"):
-        assert text in page
-    assert "A new lesson" not in page
+    names = [path.stem for path in (ROOT / "notebooks").iterdir() if path.suffix in (".ipynb", ".md")]
+    assert [name for name in names if f'href="notebooks/{name}.html' not in page] == []
+
+
+SOUGHT = {  # what people look for: the page that must come first
+    "barrier timeout": "failures",
+    "port in use": "failures",
+    "hang": "failures",
+    "exit code -9": "failures",
+    "NCCL watchdog": "failures",
+    "glossary": "glossary",
+    "FSDP": "glossary",
+    "checkpoint": "11_checkpoints",
+}
+
+
+@heavy
+def test_search_finds_sections_with_an_excerpt_from_files(site: Path, chromium: Browser):
+    page = chromium.new_page(viewport=DESKTOP)
+    page.set_default_timeout(HANG_S * 1000)
+    first = {}
+    for query in SOUGHT:
+        page.goto(f"{(site / 'search.html').as_uri()}?q={query}")
+        link = page.locator("#search-results li a").first
+        first[query] = Path(link.get_attribute("href").partition("#")[0]).stem
+        assert query.split()[0].lower() in page.locator("#search-results li").first.inner_text().lower()
+    assert first == SOUGHT
+    page.goto(f"{(site / 'search.html').as_uri()}?q=zzzz")
+    assert page.locator("#search-results").inner_text() == "No section has “zzzz”."
+    page.close()
 
 
 # Faults are noticed
@@ -249,16 +272,6 @@ def test_a_table_is_reduced_to_columns():
 def test_a_fenced_block_stays_whole():
     text = "one\n\n```python\na = 1\n\n## no heading\n```\n\n- x\n- y\n"
     assert list(blocks(text)) == ["one", "```python\na = 1\n\n## no heading\n```", "- x\n- y"]
-
-
-def test_the_landing_page_leaves_out_what_is_for_authors():
-    readme = f"# T\n\nA sentence.\n\nMore.\n\n## Layout\n\nno\n\n{AFTER_GALLERY}\nyes\n"
-    page = landing_page(readme, "the gallery: [04](04_collectives.ipynb)")
-    titles = [line for line in page.splitlines() if line.startswith("#")]
-    assert titles == ["# T", "## What do you see?", AFTER_GALLERY.strip()]
-    assert "[04](notebooks/04_collectives.ipynb)" in page
-    with pytest.raises(LookupError, match="has no section"):
-        landing_page("# T\n\nA sentence.\n\nMore.\n", "")
 
 
 def test_a_file_tells_its_name_and_is_shown_in_its_language():

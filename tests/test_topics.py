@@ -1,4 +1,4 @@
-"""The README's table of topics has all 41 rows, and each leads to a section in which a lab runs."""
+"""The table of topics has all 41 rows, and each leads to a section in which a lab runs."""
 
 import re
 
@@ -9,19 +9,18 @@ from tests.helpers import ROOT
 
 ROW = re.compile(r"^\| (\d+) \| .+ \| (.+) \|$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#]+)#([^)]+)\)")
-TITLE = "## The topics of older tutorials"
 
 
 def rows() -> dict[int, list[tuple[str, str]]]:
     """{number: (notebook, heading) of each link}."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition(TITLE)[2].partition("\n## ")[0]
+    table = (ROOT / "notebooks" / "topics.md").read_text(encoding="utf-8")
     return {int(number): LINK.findall(links) for number, links in ROW.findall(table)}
 
 
 def section(notebook: str, anchor: str) -> list[nbformat.NotebookNode]:
     """The cells from a heading of the second level to the next."""
     cells, inside = [], False
-    for cell in nbformat.read(ROOT / notebook, 4).cells:
+    for cell in nbformat.read(ROOT / "notebooks" / notebook, 4).cells:
         titles = re.findall(r"^## (.+)$", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else []
         if titles:
             inside = anchor in [title.replace(" ", "-") for title in titles]
@@ -42,4 +41,4 @@ def test_a_topic_leads_to_sections_and_to_something_that_runs(number: int):
 
 
 def test_a_heading_that_is_not_there_leads_nowhere():
-    assert section("notebooks/08_ddp.ipynb", "No-such-heading") == []
+    assert section("08_ddp.ipynb", "No-such-heading") == []

@@ -4,9 +4,11 @@
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
 - Which cells are folded, by the rule of ``shared.tools.folding``.
 - The minutes in each header, and above each folded lab for how long it runs: ``shared.tools.minutes``.
-- The line of links under each header, the map in lesson 00 and the table in the README.
-- The README's pictures and tables from the outputs of cells tagged ``readme:NAME``: a picture becomes
-  ``notebooks/images/NAME.png``, a table stands between the marks of that name.
+- The line of links under each header, and the line at the end of each lesson that leads on.
+- What stands between marks, in the README, in ``notebooks/*.md`` and in lesson 00: ``parts``, ``routes`` and
+  ``lessons`` from ``shared.tools.course``, the predictions of all lessons with their answers as
+  ``questions``, and NAME from the output of the cell tagged ``readme:NAME``. A picture of such a cell becomes
+  ``notebooks/images/NAME.png``.
 """
 
 import argparse
@@ -18,18 +20,24 @@ from pathlib import Path
 import nbformat
 
 from shared.tools import run_tool
+from shared.tools.course import Tables, next_line
 from shared.tools.folding import fold
 from shared.tools.lessons import OTHER_KINDS, ROOT, Lesson, cells_of, read_lessons, written_files
-from shared.tools.minutes import Effort, effort_of, read_times, tell_times
+from shared.tools.minutes import effort_of, read_times, tell_times
 
 BEGIN = "# solution: begin"
 FOUND = "# solution: found"
 END = "# solution: end"
 TODO = "raise NotImplementedError  # your turn: replace this line"
-TABLE = re.compile(r"(<!-- lessons: written by `make sync` -->\n).*?(\n<!-- lessons: end -->)", re.DOTALL)
+MARKS = re.compile(
+    r"(?P<begin><!-- (?P<name>[\w-]+): written by `make sync` -->\n)"
+    r".*?(?P<end>(?<=\n)<!-- (?P=name): end -->)",
+    re.DOTALL,
+)
+NEXT = re.compile(r"\n\n(?:\*\*Next:\*\*|\[all lessons\])[^\n]*\Z")
+PREDICTION = re.compile(r"^\*\*Predict:\*\* (.+?)\n\n(<details>.*?</details>)", re.MULTILINE | re.DOTALL)
 SHOWN = "readme:"  # begins the tag of a cell whose output the README shows, too
 MINUTES = re.compile(r"\d+ min \+ \d+ min exercise")
-MAP = "00_start_here.ipynb#Map-of-the-course"
 
 
 def stub_of(solution: str) -> str:
@@ -58,20 +66,8 @@ def stub_of(solution: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lesson_table(lessons: list[Lesson], efforts: list[Effort], folder: str) -> str:
-    """The course map in Markdown; links start with ``folder``."""
-    rows = ["| # | Lesson | Question | Labs | Minutes + exercise | GPU |", "|---|---|---|---|---|---|"]
-    for lesson, effort in zip(lessons, efforts, strict=True):
-        head = lesson.header
-        labs = "<br>".join(f"`{Path(name).name}`" for name in lesson.labs)
-        link = f"[{head['title']}]({folder}{lesson.path.name})"
-        minutes = f"{effort.reading} + {effort.exercise}"
-        rows.append(f"| {lesson.number} | {link} | {head['question']} | {labs} | {minutes} | {head['gpu']} |")
-    return "\n".join(rows)
-
-
 def links_line(lessons: list[Lesson], index: int) -> str:
-    """Links to the lesson before, the lesson after and the map."""
+    """Links to the lesson before, the lesson after and the table of all."""
     parts = []
     if index > 0:
         before = lessons[index - 1]
@@ -79,7 +75,7 @@ def links_line(lessons: list[Lesson], index: int) -> str:
     if index + 1 < len(lessons):
         after = lessons[index + 1]
         parts.append(f"[{after.number} {after.header['title']} →]({after.path.name})")
-    return " · ".join([*parts, f"[Map of the course]({MAP})"])
+    return " · ".join([*parts, "[All lessons](lessons.md)"])
 
 
 def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
@@ -87,7 +83,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     lessons = read_lessons(root)
     times = read_times(root)
     efforts = [effort_of(lesson, times.get(lesson.number, {})) for lesson in lessons]
-    table = lesson_table(lessons, efforts, "")
+    tables_for_lessons = Tables(lessons, efforts, "notebooks").all()
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
         notebook = lesson.notebook
@@ -97,9 +93,11 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         minutes = f"{efforts[index].reading} min + {efforts[index].exercise} min exercise"
         lines = MINUTES.sub(minutes, head.source, count=1).split("\n")
         head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
+        last = notebook.cells[-1]
+        last.source = f"{NEXT.sub('', last.source)}\n\n{next_line(lessons, index)}"
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = _between(TABLE, table, cell.source)
+                cell.source = filled(cell.source, tables_for_lessons)
             elif cell.source.startswith("%%writefile ../labs/exercises/"):
                 first = cell.source.splitlines()[0]
                 solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
@@ -108,17 +106,16 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         wanted[root / lesson.path] = nbformat.writes(notebook) + "\n"
         for name, text in written_files(notebook, lesson.path.name).items():
             wanted[root / name] = text
-    readme = root / "README.md"
-    if readme.is_file():
-        text = readme.read_text(encoding="utf-8")
-        text = _between(TABLE, lesson_table(lessons, efforts, "notebooks/"), text)
-        for name, data in shown_in_readme(lessons):
-            if "text/markdown" in data:
-                marks = re.compile(
-                    rf"(<!-- {name}: written by `make sync` -->\n).*?(\n<!-- {name}: end -->)", re.S
-                )
-                text = _between(marks, "".join(data["text/markdown"]), text)
-        wanted[readme] = text
+    shown = {
+        name: "".join(data["text/markdown"])
+        for name, data in shown_in_readme(lessons)
+        if "text/markdown" in data
+    }
+    for page in [root / "README.md", *sorted((root / "notebooks").glob("*.md"))]:
+        if page.is_file():
+            folder = "" if page.parent == root else "notebooks"
+            tables = {**Tables(lessons, efforts, folder).all(), **shown, "questions": questions(lessons)}
+            wanted[page] = filled(page.read_text(encoding="utf-8"), tables)
     kinds = [(root / "labs").glob(f"*.{kind}") for kind in ("py", *OTHER_KINDS)]
     for path in sorted([*chain(*kinds), *(root / "labs").glob("exercises/*/exercise.py")]):
         wanted.setdefault(path, None)
@@ -162,9 +159,31 @@ def differences(root: Path = ROOT) -> dict[Path, str]:
     return found
 
 
-def _between(marks: re.Pattern[str], new: str, text: str) -> str:
-    """``text`` with ``new`` between the two marks; as it is when it has no such marks."""
-    return marks.sub(lambda match: f"{match[1]}{new}{match[2]}", text)
+def filled(text: str, tables: dict[str, str]) -> str:
+    """``text`` with each table between the marks of its name; other marks keep what they hold."""
+    return MARKS.sub(
+        lambda match: (
+            f"{match['begin']}{tables[match['name']]}\n{match['end']}"
+            if match["name"] in tables
+            else match[0]
+        ),
+        text,
+    )
+
+
+def questions(lessons: list[Lesson]) -> str:
+    """The predictions that lessons ask for and answer in a fold, by lesson."""
+    parts = []
+    for lesson in lessons:
+        asked = [
+            f"{question}\n\n{answer}"
+            for cell in cells_of(lesson.notebook, "markdown")
+            for question, answer in PREDICTION.findall(cell.source)
+        ]
+        if asked:
+            title = f"## {lesson.number} [{lesson.header['title']}]({lesson.path.name})"
+            parts.append("\n\n".join([title, *asked]))
+    return "\n\n".join(parts)
 
 
 def main() -> int:

@@ -11,8 +11,15 @@ FAULTS: list[Fault] = [
         "the sum over all ranks is",
     ),
     Fault("00_hello", "dist.all_reduce(total)", "dist.broadcast(total, src=0)", "the sum over all ranks is"),
-    Fault("00_hello", "items[rank::world_size]", "items[rank::2]", "but one process finds", "00_digits", 3),
-    Fault("00_digits", "dist.all_reduce(found)", "dist.broadcast(found, src=0)", "but one process finds"),
+    Fault(
+        "00_hello", "items[rank::world_size]", "items[rank::2]", "from what one process finds", "00_digits", 3
+    ),
+    Fault(
+        "00_digits",
+        "dist.all_reduce(together)",
+        "dist.broadcast(together, src=0)",
+        "from what one process finds",
+    ),
     Fault("00_echo", "world_size() // 2:", "world_size():", "no rank failed before it"),
     Fault("00_echo", "world_size() // 2:", "world_size():", "no rank failed before it", "00_fails"),
     Fault(  # no rank ends before the others have heard that it left: else torchrun might end them first
