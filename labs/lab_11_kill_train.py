@@ -287,7 +287,8 @@ def main(cfg: Config) -> None:
         for (newest, ranks), group in groupby(done, key=lambda case: (case.newest, case.ranks)):
             told = list(group)
             what = told[0].where if len(told) == 1 else f"{told[0].where} to {told[-1].where}"
-            print(f"{ranks} rank(s), {len(told):2} kills, {what}: goes on from {newest}")
+            kills = "kill" if len(told) == 1 else "kills"
+            print(f"{ranks} rank(s), {len(told):2} {kills}, {what}: goes on from {newest}")
         print("each file of a checkpoint is flushed before it gets its final name")
         print(f"{len(cases)} kills: each second run ends within {cfg.tolerance:.0e} of the unbroken run")
 

@@ -61,12 +61,23 @@ def gigabits_per_second(device: torch.device) -> float:
     return 8e-9 * 2 * (n - 1) / n * x.nbytes / best
 
 
+def setup() -> torch.device:
+    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    device_id = None
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        device_id = device
+        torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    return device
+
+
 def main() -> None:
-    use_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
-    if use_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = setup()
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     everyone = places()
