@@ -95,6 +95,17 @@ def test_the_oldest_torch_that_is_tried_is_named():
     assert f"torch {version}" in read("notebooks/where_run.md")
 
 
+def test_the_page_of_runs_names_the_versions_that_are_run():
+    newest = ".".join(locked(".ci/constraints.txt")["torch"].split(".")[:2])
+    (python_line, *_) = yaml.safe_load(read("environment.yml"))["dependencies"]
+    oldest_python = pyproject()["project"]["requires-python"].removeprefix(">=")
+    page = read("notebooks/where_run.md")
+    assert f"torch {newest}" in page and f"Python {python_line.removeprefix('python=')}" in page
+    assert f"Python {oldest_python}" in page
+    for target in re.findall(r"`make ([\w-]+)", page):
+        assert f"\n{target}:" in read("Makefile"), target
+
+
 def test_conda_installs_what_make_installs():
     python_line, pip_line, pip = yaml.safe_load(read("environment.yml"))["dependencies"]
     assert pip_line == "pip"
