@@ -31,7 +31,7 @@ class Source:
 
 
 COMMANDS = (
-    Source("01", "Two nodes on one machine", "on A: torchrun", only="on "),
+    Source("01", "Two nodes on one machine", "```\ntorchrun --nnodes=2"),
     Source("01", "The options of torchrun", "--nnodes ", columns=("option", "default", "meaning")),
     Source("27", "The lab", "on node-a:", only="    "),
     Source("27", "Reading the result", "| option |"),
@@ -43,14 +43,14 @@ COMMANDS = (
 )
 VARIABLES = (
     Source("01", "The thirteen variables", "RANK ", columns=("name", "first rank", "last rank", "meaning")),
-    Source("26", "What torch brings along", "| switch |"),
+    Source("26", "When to take which", "| tool |"),
     Source("26", "On real GPUs", "Nothing in this section was run here."),
     Source("26", "On real GPUs", "| variable |"),
     Source("27", "On real GPUs", "Nothing in this section was run here"),
     Source("27", "On real GPUs", "| variable |"),
 )
 COLLECTIVES = (
-    Source("04", "Overview", "Eight collectives"),
+    Source("04", "Reading the result", "Eight collectives"),
     Source("04", "What it costs", "Let S be the bytes"),
     Source("04", "What it costs", "- In a broadcast"),
     Source("04", "What it costs", "bytes / S, busiest rank"),

@@ -27,6 +27,9 @@ EXERCISE_SECTION = "## Your turn"
 SECTION = re.compile(r"^## ", re.MULTILINE)
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DERIVED = re.compile(r"<!-- [^>]* written by `make sync` -->.*?<!-- [^>]* end -->", re.DOTALL)
+LEADS_ON = re.compile(
+    r"^(?:\*\*Next:\*\*|\[all lessons\]|\[(?:←|01 Topology)).*$", re.MULTILINE
+)  # written by sync
 NO_PROSE = re.compile(r"<[^>]*>|\]\([^)]*\)")
 WORD = re.compile(r"\S*\w\S*")
 COMMAND = re.compile(r"^(?:\w+ = )?!", re.MULTILINE)
@@ -70,7 +73,7 @@ def effort_of(lesson: Lesson, seconds: Seconds) -> Effort:
     lines = 0
     for _, cell in read_cells(lesson.notebook):
         if cell.cell_type == "markdown":
-            text = DERIVED.sub("", cell.source)
+            text = LEADS_ON.sub("", DERIVED.sub("", cell.source))
             words += len(WORD.findall(NO_PROSE.sub(" ", FENCE.sub("", text))))
             lines += sum(lines_of(code) for code in FENCE.findall(text))
         elif not is_folded(cell.source):

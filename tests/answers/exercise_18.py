@@ -115,7 +115,7 @@ ANSWERS = [
     ),
     wrong(
         "Never waits for the broadcasts that it launches.",
-        "still has its old value here",
+        "calls were never waited for",
         ("dist.broadcast(p, src=owner)", "dist.broadcast(p, src=owner, async_op=True)"),
     ),
     right(

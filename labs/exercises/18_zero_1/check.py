@@ -31,22 +31,24 @@ CALLS = ("all_reduce", "reduce", "broadcast", "reduce_scatter_tensor", "all_gath
 
 
 @contextmanager
-def late_calls() -> Iterator[None]:
+def late_calls() -> Iterator[list[LateWork]]:
     """What ``async_op=True`` launches delivers only where it is waited for, as on a slow network."""
+    launched: list[LateWork] = []
 
     def late(call: Callable) -> Callable:
         def launch(tensor, *others, async_op=False, **options):  # noqa: ANN001, ANN202
             if not async_op:
                 return call(tensor, *others, **options)
             result = tensor.detach().clone()
-            return LateWork(call(result, *others, async_op=True, **options), result, tensor)
+            launched.append(LateWork(call(result, *others, async_op=True, **options), result, tensor))
+            return launched[-1]
 
         return launch
 
     with ExitStack() as patches:
         for name in CALLS:
             patches.enter_context(patch.object(dist, name, late(getattr(dist, name))))
-        yield
+        yield launched
 
 
 class Net(nn.Module):
@@ -150,12 +152,15 @@ def train(answer: ModuleType, case: str, group: Group) -> tuple[dict[str, int], 
         own, mean = gradients_of(net), gradients_of(alone)
         plain.step()
         try:
-            with SameCalls() as log, late_calls():
+            with SameCalls() as log, late_calls() as launched:
                 ours.step()
         except DifferentCalls as error:
             raise Wrong(
                 f"{case}, step {step}: {error}; all must make the same calls, used or not, whoever owns what"
             ) from None
+        forgotten = sum(not work.delivered for work in launched)
+        if forgotten:
+            raise Wrong(f"{case}, step {step}: {forgotten} of {len(launched)} calls were never waited for")
         guesses = guesses_of(before, own, mean, case, group.world_size) if step == 0 else {}
         compare(f"{case}, step {step}", net, alone, guesses)
         if step == 0:
