@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from docs.passages import fenced, groups, passages, with_columns
+from docs.passages import fenced, passages
 from shared.tools.lessons import Lesson
 
 TO_PAGE = re.compile(r"\]\((?![a-z]+:|#)")
@@ -74,7 +74,7 @@ SHEET = {
 }
 
 
-def cheat_sheet(lessons: list[Lesson], failures: str) -> str:
+def cheat_sheet(lessons: list[Lesson]) -> str:
     """The page, in Markdown, for the folder above that of the lessons.
 
     Raises ``LookupError`` when a source is missing, with all that are.
@@ -98,9 +98,7 @@ def cheat_sheet(lessons: list[Lesson], failures: str) -> str:
     if missing:
         raise LookupError("\n".join(["the cheat sheet quotes passages that are not there:", *missing]))
     parts += ["## One lab of each lesson to start from", first_labs(lessons)]
-    parts.append("## Error texts")
-    for name, table in groups(failures).items():
-        parts += [f"### {name}", _from_above(with_columns(table, ("You see", "Why", "Cure", "Lesson")), "")]
+    parts += ["## Error texts", "They stand in [Failures by what you see](notebooks/failures.md)."]
     return "\n\n".join(parts) + "\n"
 
 

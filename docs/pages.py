@@ -10,7 +10,7 @@ from shutil import copy, copytree
 import nbformat
 
 from docs.cheat_sheet import cheat_sheet
-from docs.passages import fenced, groups, with_columns
+from docs.passages import fenced
 from shared.tools.course import part_of
 from shared.tools.folding import is_folded
 from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
@@ -65,12 +65,10 @@ def write_pages(root: Path, target: Path) -> None:
     """Write the pages of the course at ``root`` into the new folder ``target``."""
     lessons = read_lessons(root)
     readme = (root / "README.md").read_text(encoding="utf-8")
-    failures = (root / "notebooks" / "failures.md").read_text(encoding="utf-8")
     copytree(root / "notebooks", target / "notebooks", ignore=_all_but(".ipynb", ".png"))
     pages = {
         "index.md": landing_page(readme) + contents(lessons),
-        "cheat_sheet.md": cheat_sheet(lessons, failures),
-        "notebooks/failures.md": failures_page(failures),
+        "cheat_sheet.md": cheat_sheet(lessons),
     }
     for name in FILES:
         copy(root / name, target)
@@ -80,7 +78,7 @@ def write_pages(root: Path, target: Path) -> None:
     for page in sorted((root / "notebooks").glob("*.md")):
         name = f"notebooks/{page.name}"
         text = page.read_text(encoding="utf-8")
-        pages.setdefault(name, text.replace("](../README.md", "](../index.md"))
+        pages[name] = text.replace("](../README.md", "](../index.md")
     for name, text in pages.items():
         (target / name).write_text(text, encoding="utf-8")
 
@@ -96,14 +94,6 @@ def landing_page(readme: str) -> str:
     """The README, with doors to what people look for first."""
     title, sentence, rest = readme.split("\n\n", 2)
     return "\n\n".join([title, sentence, DOORS, rest])
-
-
-def failures_page(failures: str) -> str:
-    """The table of failures: each group gets a heading. The names of the cases are left out."""
-    parts = [failures.partition("\n")[0]]
-    for name, table in groups(failures).items():
-        parts += [f"## {name}", with_columns(table, ("You see", "You did", "Why", "Cure", "Lesson"))]
-    return "\n\n".join(parts) + "\n"
 
 
 def read_notebook(text: str) -> nbformat.NotebookNode:

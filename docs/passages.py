@@ -8,8 +8,6 @@ from shared.tools.lessons import WRITEFILE, Lesson
 
 HEADING = re.compile(r"#{1,6} (.*)")
 FENCE = re.compile(r" *(```+|~~~+)")
-GROUP = re.compile(r"^\*\*(.*)\*\*$")
-CELL_END = re.compile(r"(?<!\\)\|")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -72,28 +70,3 @@ def fenced(text: str, language: str) -> str:
     fence = "`" * 8
     body = text.strip("\n")
     return f"{fence}{language}\n{body}\n{fence}"
-
-
-def with_columns(table: str, names: tuple[str, ...]) -> str:
-    """A Markdown table reduced to some of its columns. Raises ``LookupError`` when it lacks one of them."""
-    rows = [[cell.strip() for cell in CELL_END.split(line)[1:-1]] for line in table.splitlines()]
-    missing = set(names) - set(rows[0])
-    if missing:
-        raise LookupError(f"no column {', '.join(sorted(missing))} in the table {' | '.join(rows[0])}")
-    kept = [rows[0].index(name) for name in names]
-    return "\n".join(f"| {' | '.join(row[index] for index in kept)} |" for row in rows)
-
-
-def groups(failures: str) -> dict[str, str]:
-    """Of the table of failures: {what one sees in general: table of its failures}."""
-    found = {}
-    name = ""
-    for block in blocks(failures):
-        match = GROUP.fullmatch(block)
-        if match:
-            name = match[1]
-        elif block.startswith("|"):
-            found[name] = block
-    if not found:
-        raise LookupError("there is no table in failures.md")
-    return found

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from docs.cheat_sheet import SHEET, cheat_sheet, tabulated
 from docs.pages import LANGUAGES, as_file, read_notebook
-from docs.passages import blocks, with_columns
+from docs.passages import blocks
 from shared.tools.lessons import WRITEFILE, read_lessons
 from tests.browser import CHROMIUM_OPTIONS, find_chromium
 from tests.helpers import HANG_S, LESSON_PATHS, ROOT, Done, notebook_of, python
@@ -21,9 +21,7 @@ from tests.rules import tell
 DESKTOP = {"width": 1400, "height": 1000}
 PHONE = {"width": 390, "height": 844}
 PAGE = "<!doctype html><html><head><title>A page</title>{head}</head><body>{body}</body></html>"
-TABLE = "| You see | Why | You did | Cure | Lesson |\n|---|---|---|---|---|\n| a | b | c | d | e |"
 TOCTREE = "\n```{toctree}\nother\n```\n"
-FAILURES = f"# Failures\n\n**A hang**\n\n{TABLE}\n\n**An error**\n\n{TABLE}\n"
 
 
 def need(is_there: bool, what: str) -> None:
@@ -244,9 +242,9 @@ def test_a_browser_notices(head: str, body: str, expected: str, tmp_path: Path, 
 
 
 def test_the_cheat_sheet_finds_all_that_it_quotes():
-    assert "Bus bandwidth" in cheat_sheet(read_lessons(), FAILURES)
+    assert "Bus bandwidth" in cheat_sheet(read_lessons())
     with pytest.raises(LookupError) as error:
-        cheat_sheet([], FAILURES)
+        cheat_sheet([])
     assert str(error.value).count("\nlesson ") == sum(map(len, SHEET.values()))
 
 
@@ -260,13 +258,6 @@ def test_columns_of_an_output_become_a_table():
         "",
         "no column",
     ]
-
-
-def test_a_table_is_reduced_to_columns():
-    table = "| a | b |\n|---|---|\n| `x \\| y` | 2 |"
-    assert with_columns(table, ("a",)) == "| a |\n| --- |\n| `x \\| y` |"
-    with pytest.raises(LookupError, match="no column c in the table a | b"):
-        with_columns(table, ("c", "a"))
 
 
 def test_a_fenced_block_stays_whole():
