@@ -4,6 +4,26 @@ from tests.answers import right, wrong
 
 ANSWERS = [
     wrong(
+        "The second function is still the stub.",
+        "ring_reduce_scatter is right; crossing_bytes is not written yet",
+        crossing_bytes="raise NotImplementedError",
+    ),
+    wrong(
+        "Divides by zero for two ranks.",
+        "wrong: ZeroDivisionError: float division by zero (exercise.py, line",
+        ("if more_bytes == 0:", "if more_bytes < 0:"),
+    ),
+    wrong(
+        "Takes the ring's bytes for S.",
+        "crossing_bytes(4, 2e-05, 1e-09) is 80000; there a ring takes 0.00024 s, doubling 0.0002 s",
+        ("math.log2(n) - 2 * (n - 1) / n", "math.log2(n) - 1"),
+    ),
+    wrong(
+        "A size of its own for two ranks.",
+        "crossing_bytes(2, 2e-05, 1e-09) is 0; with two ranks doubling never sends more",
+        ("return math.inf", "return 0"),
+    ),
+    wrong(
         "The last step adds this rank's own chunk once more.",
         "are in it 2 times",
         (

@@ -1,5 +1,6 @@
 """Check of exercise 05. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
 
+import math
 from types import ModuleType
 
 import torch
@@ -82,6 +83,22 @@ def check_messages(log: CommRecord, chunk: torch.Tensor, group: Group) -> None:
         raise Wrong("a message went to another rank than the right neighbour")
 
 
+def check_crossing(answer: ModuleType) -> None:
+    for n, alpha_s, beta_s in ((4, 20e-6, 1e-9), (8, 5e-6, 2e-11), (64, 1e-3, 1e-9), (2, 20e-6, 1e-9)):
+        size = answer.crossing_bytes(n, alpha_s, beta_s)
+        where = f"crossing_bytes({n}, {alpha_s:g}, {beta_s:g})"
+        if n == 2:
+            if size != math.inf:
+                raise Wrong(f"{where} is {size:g}; with two ranks doubling never sends more: math.inf")
+            continue
+        ring_s = 2 * (n - 1) * alpha_s + 2 * (n - 1) / n * size * beta_s
+        doubling_s = math.log2(n) * (alpha_s + size * beta_s)
+        if not (size > 0 and math.isclose(ring_s, doubling_s, rel_tol=1e-6)):
+            raise Wrong(
+                f"{where} is {size:g}; there a ring takes {ring_s:.3g} s, doubling {doubling_s:.3g} s"
+            )
+
+
 def verify(answer: ModuleType, group: Group) -> str:
     n = group.world_size
     chunks = torch.stack([values_of(rank, group) for rank in range(n)]).sum(0).tensor_split(n)
@@ -89,6 +106,10 @@ def verify(answer: ModuleType, group: Group) -> str:
     check_form(result, chunks[group.rank])
     check_sums(result, chunks, group)
     check_messages(log, chunks[group.rank], group)
+    try:
+        check_crossing(answer)
+    except NotImplementedError:
+        raise Wrong("ring_reduce_scatter is right; crossing_bytes is not written yet") from None
     messages, sent = log.count("send"), log.bytes("send")
     return f"{messages} messages, {sent:,} bytes per rank, (n - 1) / n of the tensor. Well done."
 

@@ -1,4 +1,6 @@
-"""Exercise 05: a reduce-scatter in a ring."""
+"""Exercise 05: a reduce-scatter in a ring, and up to which size another way is as fast."""
+
+import math
 
 import torch
 import torch.distributed as dist
@@ -23,4 +25,20 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
         sendrecv(outgoing, right, incoming, left)
         target += incoming
     return chunks[rank]
+    # solution: end
+
+
+def crossing_bytes(n: int, alpha_s: float, beta_s: float) -> float:
+    """Return the largest S, in bytes, for which recursive doubling is at least as fast as a ring all-reduce.
+
+    By the α–β model: M messages one after another with B bytes in all take M * alpha_s + B * beta_s; adding
+    up is free. ``n`` is the number of ranks, a power of 2 and at least 2. If doubling is at least as fast
+    for every S, return ``math.inf``.
+    """
+    # solution: begin
+    fewer_messages = 2 * (n - 1) - math.log2(n)
+    more_bytes = math.log2(n) - 2 * (n - 1) / n  # as a multiple of S
+    if more_bytes == 0:
+        return math.inf
+    return fewer_messages * alpha_s / (more_bytes * beta_s)
     # solution: end
