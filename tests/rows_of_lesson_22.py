@@ -34,8 +34,9 @@ LAYOUTS = {
     "EP": Layout(dp=4, ep=4, micro_batch=2),
     "FSDP x TP": Layout(dp=2, tp=2, micro_batch=4, zero=3),
     "FSDP x CP": Layout(dp=2, cp=2, micro_batch=4, zero=3),
+    "FSDP x EP": Layout(dp=4, ep=2, micro_batch=2, zero=3),
 }
-NAMES = {"shard": "dp", "dp_cp": "dp"}  # by the planner's names
+NAMES = {"shard": "dp", "dp_cp": "dp", "efsdp": "edp"}  # by the planner's names
 
 
 def model_of(cfg: Config, experts: bool) -> Model:

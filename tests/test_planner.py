@@ -298,7 +298,7 @@ def test_each_row_of_lesson_22_is_as_planned():
     done = torchrun(ROOT / "tests" / "rows_of_lesson_22.py", ranks=4)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if " hands in " in line]
-    assert len(rows) == 13
+    assert len(rows) == 14
     assert "each: calls, bytes and storage as planned, on every rank" in done.stdout
 
 

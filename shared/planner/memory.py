@@ -186,7 +186,9 @@ def memory_of(model: Model, layout: Layout, sequences: int, position: dict[str, 
         gradients = stepped if layout.zero == 2 and work.rounds == 1 else gradients
     if layout.zero == 3:
         index = work.position["cp"] + layout.cp * work.position["dp"]
-        parameters = gradients = stepped = sum(held.sharded(layout, kind, index) for kind in (False, True))
+        of_experts = index * layout.expert_shards // layout.shards  # neighbours along dp have other experts
+        shared = held.sharded(layout, False, index) + held.sharded(layout, True, of_experts)
+        parameters = gradients = stepped = shared
     return Memory(
         parameters * numbers.parameter,
         gradients * numbers.gradient,
