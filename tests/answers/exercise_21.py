@@ -4,6 +4,11 @@ from tests.answers import right, wrong
 
 ANSWERS = [
     wrong(
+        "The weights are detached.",
+        "gradient of the weights is missing: no backward leads there; combine has to keep them in the graph",
+        ("weights.unsqueeze(-1)", "weights.detach().unsqueeze(-1)"),
+    ),
+    wrong(
         "Leaves rows in the order of the ranks that sent them.",
         "they are not sorted by expert",
         ("[by_expert]", ""),
@@ -96,7 +101,7 @@ ANSWERS = [
     ),
     wrong(
         "Exchanges rows by a function that autograd cannot see.",
-        "is missing: does each exchange have a backward?",
+        "is missing: no backward leads there; does each exchange have one?",
         below="""
         class ExchangeRows:
             @staticmethod

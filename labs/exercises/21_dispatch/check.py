@@ -135,7 +135,12 @@ def check_gradients(
     for name, gradient in found.items():
         what = f"{case.name}: the gradient of {name}"
         if gradient is None:
-            raise Wrong(f"{what} is missing: does each exchange have a backward?")
+            why = (
+                "combine has to keep them in the graph"
+                if name == "the weights"
+                else "does each exchange have one?"
+            )
+            raise Wrong(f"{what} is missing: no backward leads there; {why}")
         n = group.world_size
         guesses = {f"is divided by {divisor}": expected[name] / divisor for divisor in (n, n * n)}
         compare(what, gradient, expected[name], guesses)
