@@ -115,7 +115,7 @@ def nan_on_one_rank(rank: int, cured: bool) -> str:
 @case(
     ERROR,
     says={ANY: "^ended with exit code -11"},
-    symptom="`exitcode: -11`, `Signal 11 (SIGSEGV)`, in DDP's constructor",
+    symptom="`exitcode: -11`, `Signal 11 (SIGSEGV)`, in DDP's constructor, not each time",
     right="^made$",
     did="DDP on a CPU with `TORCH_DISTRIBUTED_DEBUG=DETAIL`",
     cause="a fault of torch 2.15",
@@ -127,7 +127,8 @@ def detail_with_ddp(rank: int, cured: bool) -> str:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO" if cured else "DETAIL"
     dist.set_debug_level_from_env()
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    DistributedDataParallel(nn.Linear(4, 1))
+    for _ in range(50):  # it does not crash each time
+        DistributedDataParallel(nn.Linear(4, 1))
     return "made"
 
 
