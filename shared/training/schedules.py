@@ -140,9 +140,9 @@ def simulate(schedule: Schedule, micro_batches: int, seconds: dict[str, float] |
             while position[rank] < len(actions):
                 kind, stage, number = action = actions[position[rank]]
                 needed = inputs_of(action, stages)
-                if any(one not in done for one in needed):
+                if any(earlier not in done for earlier in needed):
                     break
-                start = max([free[rank], *(done[one] for one in needed)])
+                start = max([free[rank], *(done[earlier] for earlier in needed)])
                 end = start + seconds[kind] * share
                 spans.append(Span(rank, COMPUTE, name_of(action), start, end))
                 done[(INPUT if kind == BACKWARD else kind, stage, number)] = end
@@ -165,7 +165,7 @@ def _deadlock(schedule: Schedule, position: list[int], done: dict[Action, float]
         if position[rank] == len(actions):
             continue
         action = actions[position[rank]]
-        missing = next(one for one in inputs_of(action, stages) if one not in done)
+        missing = next(needed for needed in inputs_of(action, stages) if needed not in done)
         kind, stage, number = missing
         if any(later[1] == stage for later in actions):
             return f"rank {rank} is to do {in_words(action)} before {in_words(missing)}"
@@ -190,7 +190,7 @@ def order_table(name: str, ranks: int, micro_batches: int) -> list[list[Action]]
 
     with contextlib.redirect_stdout(io.StringIO()):  # some of torch's schedules print what they do
         table = get_schedule_ops(name, ranks, micro_batches)
-    return [[one for entry in entries for one in _actions_of(entry)] for entries in table]
+    return [[action for entry in entries for action in _actions_of(entry)] for entries in table]
 
 
 def _actions_of(entry: Any) -> list[Action]:
@@ -198,7 +198,7 @@ def _actions_of(entry: Any) -> list[Action]:
     if entry is None:
         return []
     if entry.sub_actions:
-        return [action for one in entry.sub_actions for action in _actions_of(one)]
+        return [action for part in entry.sub_actions for action in _actions_of(part)]
     kind = {
         "FORWARD": FORWARD,
         "FULL_BACKWARD": BACKWARD,

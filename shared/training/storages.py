@@ -81,8 +81,8 @@ class StorageRecorder(TorchDispatchMode):
         self.peak = self.bytes_alive()
 
     def _remember(self, tree: Any) -> None:
-        for one in _tensors_in(tree):
-            storage = local_of(one).untyped_storage()
+        for tensor in _tensors_in(tree):
+            storage = local_of(tensor).untyped_storage()
             size = storage.nbytes()
             known = self.alive.get(storage)
             if size != known:
@@ -109,15 +109,15 @@ def wait_for_gloo() -> None:
 
 def _gloo_threads() -> list[str]:
     """Of each of gloo's threads, whether it sleeps and how often it has run."""
-    found = []
+    threads = []
     for thread in THREADS.iterdir():
         try:
             status = (thread / "status").read_text(encoding="utf-8")
         except OSError:  # it has just ended
             continue
         if status.startswith(GLOO):
-            found.append("\n".join([thread.name, *HAS_RUN.findall(status)]))
-    return sorted(found)
+            threads.append("\n".join([thread.name, *HAS_RUN.findall(status)]))
+    return sorted(threads)
 
 
 PARAMETERS = "parameters"
@@ -174,15 +174,15 @@ class PeakByKind(StorageRecorder):
             OPTIMIZER: self._optimizer_state(),
         }
         counted = set()
-        found = dict.fromkeys([*held, OTHER], 0)
+        sizes = dict.fromkeys([*held, OTHER], 0)
         for kind, tensors in held.items():
             for tensor in tensors:
                 storage = local_of(tensor).untyped_storage()
                 if storage._cdata not in counted:
                     counted.add(storage._cdata)
-                    found[kind] += storage.nbytes()
-        found[OTHER] = self.at_most - sum(found.values())
-        return found
+                    sizes[kind] += storage.nbytes()
+        sizes[OTHER] = self.at_most - sum(sizes.values())
+        return sizes
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         if self.optimizer is None:
@@ -203,8 +203,8 @@ def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from _tensors_in(one)
+        for part in tree:
+            yield from _tensors_in(part)
     elif isinstance(tree, dict):
-        for one in tree.values():
-            yield from _tensors_in(one)
+        for part in tree.values():
+            yield from _tensors_in(part)

@@ -134,15 +134,15 @@ class SimulatedDevices:
         Raises:
             ValueError: an input lies on another device; ``send`` it first.
         """
-        for one in inputs:
-            if one.device != device:
+        for given in inputs:
+            if given.device != device:
                 raise ValueError(
-                    f"{what} on device {device} needs {one.what} of device {one.device}: send it"
+                    f"{what} on device {device} needs {given.what} of device {given.device}: send it"
                 )
         task = Task(device, COMPUTE, what, inputs, seconds=seconds)
 
         def work() -> Any:
-            values = [one.value() for one in inputs]
+            values = [given.value() for given in inputs]
             task.start = time.perf_counter()
             result = function(*values)
             _sleep_until(task.start + seconds)
@@ -183,7 +183,7 @@ class SimulatedDevices:
 
         def function(values: list) -> list:
             parts = [value.chunk(len(values)) for value in values]
-            return [torch.cat([one[number] for one in parts]) for number in range(len(values))]
+            return [torch.cat([chunks[number] for chunks in parts]) for number in range(len(values))]
 
         return self._collective("all_to_all", what, tensors, function)
 
@@ -225,7 +225,7 @@ class SimulatedDevices:
         self, op: str, what: str, tensors: Sequence[Task], function: Callable[[list], list]
     ) -> list[Task]:
         count = len(tensors)
-        devices = [one.device for one in tensors]
+        devices = [tensor.device for tensor in tensors]
         if len(set(devices)) != count:
             raise ValueError(f"{what}: each device gives one tensor, not {devices}")
 
@@ -234,7 +234,7 @@ class SimulatedDevices:
             return messages * self.alpha_s + least_bytes(op, _bytes_of(values[0]), count) / self.bytes_per_s
 
         meeting = _Meeting(count, function, seconds)
-        return [self._join(meeting, i, one.device, what, one) for i, one in enumerate(tensors)]
+        return [self._join(meeting, i, tensor.device, what, tensor) for i, tensor in enumerate(tensors)]
 
     def _join(self, meeting: _Meeting, number: int, device: int, what: str, tensor: Task | None) -> Task:
         inputs = () if tensor is None else (tensor,)
@@ -265,16 +265,17 @@ class SimulatedDevices:
 def _is_next(task: Task, queues: dict[tuple[int, str], deque[Task]], times: dict) -> bool:
     """Whether all work before ``task`` in its queue, and all that it needs, has been given its time."""
     queue = queues[task.device, task.queue]
-    return bool(queue) and queue[0] is task and all(one in times for one in task.inputs if one.what != GIVEN)
+    needed = [before for before in task.inputs if before.what != GIVEN]
+    return bool(queue) and queue[0] is task and all(before in times for before in needed)
 
 
 def _give_times(group: list[Task], free: dict, times: dict[Task, tuple[float, float]]) -> None:
     """One piece of work, or all members of a collective, begin when the last of them can."""
     start = max(free[task.device, task.queue] for task in group)
     for task in group:
-        for one in task.inputs:
-            if one in times:
-                start = max(start, times[one][1])
+        for before in task.inputs:
+            if before in times:
+                start = max(start, times[before][1])
     for task in group:
         end = start + task.seconds
         times[task] = (start, end)
