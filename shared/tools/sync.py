@@ -176,7 +176,7 @@ def questions(lessons: list[Lesson]) -> str:
     parts = []
     for lesson in lessons:
         asked = [
-            f"{question}\n\n{answer}"
+            f"{question[0].upper()}{question[1:]}\n\n{answer}"
             for cell in cells_of(lesson.notebook, "markdown")
             for question, answer in PREDICTION.findall(cell.source)
         ]
