@@ -55,6 +55,9 @@ class Job:
     folder: Path = ROOT
     limit_s: float = LIMIT_S
     keeps_returns: bool = False  # a carriage return, as of a progress bar, stays one instead of a new line
+    splits: bool = (
+        False  # what ranks print to stderr is the result's ``stderr``, not a part of its ``stdout``
+    )
 
 
 class Servers:
@@ -102,7 +105,9 @@ def run_job(job: Job) -> Done:
     SERVERS.start()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.txt"
+        errors = output.with_name("errors.txt") if job.splits else output
         output.touch()
+        errors.touch()
         children = {}
         store = None
         port = 0
@@ -114,15 +119,18 @@ def run_job(job: Job) -> Done:
                 port = receiver.recv()
             for rank in range(max(1, job.ranks)):
                 variables = variables_of(job, rank, port, output)
-                children[rank] = SERVERS.fork(rank, be_python, job, variables, output)
+                children[rank] = SERVERS.fork(rank, be_python, job, variables, (output, errors))
             code = wait_for(job, children, output)
         finally:
             end([*children.values(), *([store] if store else [])], signal.SIGKILL)
             SERVERS.end_strays([])
-        text = output.read_bytes().decode("utf-8", "replace")
-    if not job.keeps_returns:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Done([str(job.script), *map(str, job.arguments)], code, text)
+        texts = [text_of(path, job) for path in ((output, errors) if job.splits else (output,))]
+    return Done([str(job.script), *map(str, job.arguments)], code, *texts)
+
+
+def text_of(path: Path, job: Job) -> str:
+    text = path.read_bytes().decode("utf-8", "replace")
+    return text if job.keeps_returns else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def wait_for(job: Job, children: dict[int, context.ForkServerProcess], output: Path) -> int:
@@ -195,16 +203,16 @@ def variables_of(job: Job, rank: int, port: int, output: Path) -> dict[str, str]
 
 def serve_store(sender: Connection) -> None:
     """The store of a job in a process of its own, as torchrun's agent is."""
-    begin(os.devnull)
+    begin(Path(os.devnull), Path(os.devnull))
     store = sys.modules["torch.distributed"].TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     sender.send(store.port)
     while store:
         signal.pause()
 
 
-def be_python(job: Job, variables: dict[str, str], output: Path) -> None:
+def be_python(job: Job, variables: dict[str, str], streams: tuple[Path, Path]) -> None:
     """Be ``python SCRIPT ARGUMENTS``: the same streams, folders, arguments, environment and module."""
-    begin(str(output))
+    begin(*streams)
     forget_multiprocessing()
     os.chdir(job.folder)
     ours = paths_of(os.environ)
@@ -244,15 +252,14 @@ def code_of(error: SystemExit) -> int:
     return 1
 
 
-def begin(output: str) -> None:
-    """Lead a session, read nothing, write to the end of ``output``."""
+def begin(output: Path, errors: Path) -> None:
+    """Lead a session, read nothing, write to the ends of ``output`` and ``errors``."""
     os.setsid()
     die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(nothing, 0)
-    os.dup2(written, 1)
-    os.dup2(written, 2)
+    for number, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # torchrun starts ranks with `python -u`
         stream.reconfigure(write_through=True)

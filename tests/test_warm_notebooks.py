@@ -81,6 +81,10 @@ def test_what_is_read_before_a_lab_begins_is_launched_for_real(name: str, lab: P
     assert asked(lab, *TORCHRUN, **{name: "7"}) is None
 
 
+def test_what_torch_sets_in_a_kernel_is_no_choice_of_its_reader(lab: Path):
+    assert asked(lab, *TORCHRUN, TORCHINDUCTOR_CACHE_DIR="cache") is not None
+
+
 def test_the_first_lab_of_each_kernel_is_torchrun_s(
     tmp_path: Path, lab: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -93,7 +97,7 @@ def test_the_first_lab_of_each_kernel_is_torchrun_s(
             variables = environment(RANK_BY_RANK_RESULTS=kernel)
             assert not server.answer(program, arguments, str(lab.parent), variables)["warm"]
             again = server.answer(program, arguments, str(lab.parent), variables)
-            assert again == {"warm": True, "output": "said\n"}
+            assert again == {"warm": True, "output": "said\n", "errors": ""}
 
 
 @pytest.mark.slow
@@ -123,6 +127,9 @@ def test_a_shell_gets_what_torchrun_says_and_a_failure_is_torchrun_s_own(
         warm.server.known_kernels.add("a kernel")
         said, code = shell("torchrun --standalone --nproc-per-node=3 lab.py")
         assert (said.decode().split("\r\n"), code) == (["ranks: 3", ""], 0)
+        lab.write_text(f"{GOOD}\nimport sys\nprint('in passing', file=sys.stderr)\n", encoding="utf-8")
+        said, code = shell("torchrun --standalone --nproc-per-node=1 lab.py > log; echo log: $(cat log)")
+        assert (said.decode().split("\r\n"), code) == (["in passing", "log: ranks: 1", ""], 0)
         lab.write_text(f"{GOOD}\nraise SystemExit(3)\n", encoding="utf-8")
         said, code = shell("torchrun --standalone --nproc-per-node=2 lab.py")
         assert code == 1

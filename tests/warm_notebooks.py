@@ -4,8 +4,7 @@
 which ask the server below. These are launched as for a reader:
 
 - the first lab of each notebook, and the labs in ``COLD``,
-- a command with other options, one whose output goes into a file or a pipe, and one whose environment
-  differs in what torch reads when it is imported,
+- a command with other options, and one whose environment differs in what torch reads when it is imported,
 - each command that fails when it is warm: then it is run again, and only what that prints counts,
 - everything with RANK_BY_RANK_NOTEBOOKS=cold (``make test-cold``).
 
@@ -18,6 +17,7 @@ import socketserver
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from shared.tools.outputs import OVERWRITTEN
@@ -28,6 +28,7 @@ CHOICE = "RANK_BY_RANK_NOTEBOOKS"
 SOCKET = "RANK_BY_RANK_WARM"
 HOW_MANY = "--nproc-per-node="
 READ_AT_IMPORT = ("ATEN_", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "PYTHON", "PYTORCH_", "TORCH")
+SET_BY_TORCH = {"TORCHINDUCTOR_CACHE_DIR"}  # an optimizer in the kernel is enough
 KERNEL = "RANK_BY_RANK_RESULTS"  # of each kernel its own
 COLD = {
     "lab_01_reports.py": "looks for torchrun's agent in its parent",
@@ -35,32 +36,41 @@ COLD = {
 
 
 class Server(socketserver.UnixStreamServer):
-    """One request a connection, a line of JSON each way: {"program", "arguments", "folder", "environment"} to
-    {"warm": whether it ran and succeeded, "output"}.
+    """One request a connection, a line of JSON each way: {"program", "arguments", "folder", "environment",
+    "splits": whether stdout and stderr go to different places} to {"warm": whether it ran and succeeded,
+    "output", "errors"}.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder / "socket"), Request)
         self.known_kernels: set[str] = set()
 
-    def answer(self, program: str, arguments: list[str], folder: str, variables: dict[str, str]) -> dict:
+    def answer(
+        self,
+        program: str,
+        arguments: list[str],
+        folder: str,
+        variables: dict[str, str],
+        splits: bool = False,
+    ) -> dict:
         job = job_of(program, arguments, Path(folder), variables)
         kernel = variables.get(KERNEL, "")
         first = kernel not in self.known_kernels
         if program == "torchrun":
             self.known_kernels.add(kernel)
         if job is None or first:
-            return {"warm": False, "output": ""}
-        done = run_job(job)
+            return {"warm": False, "output": "", "errors": ""}
+        done = run_job(replace(job, splits=splits))
         # A terminal would show only the last frame of a progress bar, and nbclient keeps no other one.
-        return {"warm": done.returncode == 0, "output": OVERWRITTEN.sub("", done.stdout)}
+        output, errors = (OVERWRITTEN.sub("", text or "") for text in (done.stdout, done.stderr))
+        return {"warm": done.returncode == 0, "output": output, "errors": errors}
 
 
 class Request(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         asked = json.loads(self.rfile.readline())
         answer = self.server.answer(
-            asked["program"], asked["arguments"], asked["folder"], asked["environment"]
+            asked["program"], asked["arguments"], asked["folder"], asked["environment"], asked["splits"]
         )
         self.wfile.write((json.dumps(answer) + "\n").encode())
 
@@ -81,7 +91,7 @@ def job_of(program: str, arguments: list[str], folder: Path, variables: dict[str
     if script.suffix != ".py" or not script.is_file() or script.name in COLD:
         return None
     of_fork = environment()
-    for name in {*variables, *of_fork}:
+    for name in {*variables, *of_fork} - SET_BY_TORCH:
         if name.startswith(READ_AT_IMPORT) and variables.get(name) != of_fork.get(name):
             return None
     return Job(script.resolve(), arguments[1:], int(ranks), variables, folder, keeps_returns=True)

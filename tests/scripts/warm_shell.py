@@ -12,6 +12,7 @@ def ask(program: str, arguments: list[str]) -> dict:
         "arguments": arguments,
         "folder": os.getcwd(),  # noqa: PTH109
         "environment": dict(os.environ),
+        "splits": not os.path.sameopenfile(1, 2),
     }
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ["RANK_BY_RANK_WARM"])
@@ -24,3 +25,4 @@ answer = ask(program, rest)
 if not answer["warm"]:
     os.execv(program, [program, *rest])
 sys.stdout.write(answer["output"])
+sys.stderr.write(answer["errors"])

@@ -2,7 +2,7 @@
 warm() {
   local real
   real=$(type -P "$1")
-  if [ -t 1 ] && [ -t 2 ] && [ -n "${RANK_BY_RANK_WARM:-}" ]; then
+  if [ -n "${RANK_BY_RANK_WARM:-}" ]; then
     "$RANK_BY_RANK_PYTHON" -I -S "${BASH_SOURCE[0]%/*}/warm_shell.py" "$real" "${@:2}"
   else
     "$real" "${@:2}"
