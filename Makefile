@@ -18,7 +18,7 @@ SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help setup lab test test-cold test-all test-copied test-elsewhere run check sync refresh format bench browser site clean
+.PHONY: help setup lab test test-cold test-all test-copied test-elsewhere run check sync refresh format browser site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,7 +34,6 @@ help:
 	@echo "make sync     write labs, stubs and tables from the notebooks"
 	@echo "make refresh  execute the lessons that changed and keep their outputs"
 	@echo "make format   format labs, shared and tests, and put the labs back into their cells"
-	@echo "make bench    compare the training script with a bare DDP loop, and half precision with float32"
 	@echo "make browser  run lesson 00 in JupyterLab in a headless Chromium (LESSONS='01 02' for others)"
 	@echo "make site     build the web site of the course into docs/_build/html, without running anything"
 
@@ -92,9 +91,6 @@ refresh: $(DONE)
 
 format: $(DONE)
 	@$(BIN)/python -m shared.tools.format
-
-bench: $(DONE)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=2 -m shared.tools.bench
 
 browser: $(DONE)
 	@$(if $(LESSONS),LESSONS="$(LESSONS)") $(BIN)/python -m pytest -q -rs tests/test_browser.py

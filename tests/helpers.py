@@ -85,13 +85,12 @@ def notebook_of(*code: str, markdown: Sequence[str] = ()) -> nbformat.NotebookNo
     return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
 
 
-def pyproject(root: Path = ROOT) -> dict:
-    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def requirement_names(root: Path = ROOT) -> set[str]:
+def requirement_names() -> set[str]:
     """The packages that the course depends on."""
     return {
-        re.split(r"[<>=!~ ]", line)[0]
-        for line in pyproject(root)["project"]["optional-dependencies"]["course"]
+        re.split(r"[<>=!~ ]", line)[0] for line in pyproject()["project"]["optional-dependencies"]["course"]
     }

@@ -65,31 +65,32 @@ PLANTED = {
     "multiprocessing": (code("from torch import multiprocessing"), "a cell uses torch.multiprocessing"),
     "os.system": (code("import os\nos.system('true')"), "a cell uses os.system"),
     "bash": (code("%%bash\ntrue"), "a cell uses %bash"),
-    "background": (code("%%script --bg bash\ntrue"), "a cell uses %script"),
     "an unknown brace": (code("!echo {UNKNOWN}"), "{UNKNOWN} in `!echo {UNKNOWN}`"),
-    "a format": (code("W = 1\n!echo {W:03d}"), "{W:03d} in"),
     "a shell variable": (code("out = !echo ${HOME}"), "${HOME} in"),
     "a brace on a continued line": (code("!echo \\\n  {2 + 2}"), "{2 + 2} in"),
 }
-ALLOWED = {
-    "a variable": code("W = 1\n!echo {W} ; echo $?"),
-    "a section in between": markdown("## And more\n\ntext"),
-    "an image with text": markdown(IMAGE.format("a ring")),
-    "a long lab": code("%%writefile ../labs/lab_90_long.py\n" + "1\n" * 40),
-    "braces in Python": code('print(f"{1 + 1}", {"a": 1})'),
-    "a heading in a code block": markdown("```\n## You will\n```"),
-}
+ALLOWED = (
+    code("W = 1\n!echo {W} ; echo $?"),
+    markdown("## And more\n\ntext"),
+    markdown(IMAGE.format("a ring")),
+    code("%%writefile ../labs/lab_90_long.py\n" + "1\n" * 40),
+    code('print(f"{1 + 1}", {"a": 1})'),
+    markdown("```\n## You will\n```"),
+)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_lessons_keep_the_rule(rule: Callable):
-    tell(f"{lesson.path.name}: {one}" for lesson in LESSONS for one in rule(lesson.notebook))
+def test_lessons_keep_the_rules():
+    problems = []
+    for lesson in LESSONS:
+        for rule in RULES:
+            problems += [f"{lesson.path.name}: {problem}" for problem in rule(lesson.notebook)]
+    tell(problems)
 
 
-@pytest.mark.parametrize("plant", ALLOWED.values(), ids=ALLOWED)
-def test_what_is_allowed_is_not_complained_about(plant: Callable):
+def test_what_is_allowed_is_not_complained_about():
     notebook = mini_notebook()
-    plant(notebook)
+    for add in ALLOWED:
+        add(notebook)
     assert [problem for rule in RULES for problem in rule(notebook)] == []
 
 

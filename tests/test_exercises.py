@@ -6,8 +6,8 @@ import pytest
 
 from shared.tools.sync import stub_of
 from tests.answers import Answer, answers_of, right, solution_of, wrong
-from tests.helpers import EXERCISE_FOLDER, EXERCISES, ROOT, SCRIPTS, Done, torchrun
-from tests.launch import Job, run_job
+from tests.helpers import EXERCISE_FOLDER, EXERCISES, ROOT, SCRIPTS, Done
+from tests.launch import Job, run_job, warm_torchrun
 
 WRONG_ANSWERS_AT_LEAST = 3
 ANSWERS = [(exercise, answer) for exercise in EXERCISES for answer in answers_of(exercise)]
@@ -178,8 +178,8 @@ def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):
 
 
 def check(answer: Path) -> Done:
-    """The first exercise, by the very command that a lesson shows."""
-    return torchrun(check_of(EXERCISES[0]), "--answer", answer, ranks=2)
+    """The first exercise, as a lesson starts it."""
+    return warm_torchrun(check_of(EXERCISES[0]), "--answer", answer)
 
 
 @pytest.mark.slow

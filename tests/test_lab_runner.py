@@ -9,7 +9,8 @@ import torch
 
 from shared.runtime import group, results
 from shared.runtime.errors import CourseError
-from tests.helpers import SCRIPTS, Done, python, torchrun
+from tests.helpers import SCRIPTS, python, torchrun
+from tests.launch import warm_torchrun
 
 slow = pytest.mark.slow
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", re.DOTALL)
@@ -50,14 +51,10 @@ def test_each_line_of_a_traceback_bears_the_rank(endings: dict[str, dict]):
     assert lines[-2:] == ["[rank 1] ValueError: first line", "[rank 1] second line"]
 
 
-def ended(how: str) -> Done:
-    return torchrun(SCRIPTS / "one_rank_ends.py", how, ranks=3)
-
-
 @slow
 @pytest.mark.parametrize(("how", "code"), [("exception", "1"), ("exit", "3")])
 def test_torchrun_names_the_rank_that_failed_first(how: str, code: str):
-    done = ended(how)
+    done = torchrun(SCRIPTS / "one_rank_ends.py", how, ranks=3)
     assert done.returncode == 1
     assert ROOT_CAUSE.search(done.stdout).groups() == ("1", code)
     marked = {line[:8] for line in done.stdout.splitlines() if line.startswith("[rank ")}
@@ -66,17 +63,15 @@ def test_torchrun_names_the_rank_that_failed_first(how: str, code: str):
 
 @slow
 def test_an_input_error_is_told_once_for_all_ranks():
-    done = ended("input")
-    assert done.returncode == 1
-    said_by_ranks = done.stdout.partition("torch/distributed/elastic")[0].splitlines()[:-1]
-    assert said_by_ranks == ["every rank finds the same mistake"]
+    done = warm_torchrun(SCRIPTS / "one_rank_ends.py", "input", ranks=3)
+    assert (done.returncode, done.stdout) == (1, "every rank finds the same mistake\n")
 
 
 @pytest.fixture(scope="module")
 def at_work(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """Lines printed by four ranks, and the folder of their results."""
     folder = tmp_path_factory.mktemp("results")
-    done = torchrun(SCRIPTS / "group_at_work.py", ranks=4, RANK_BY_RANK_RESULTS=str(folder))
+    done = warm_torchrun(SCRIPTS / "group_at_work.py", ranks=4, RANK_BY_RANK_RESULTS=str(folder))
     assert done.returncode == 0, done.stdout
     return done.stdout.replace("\r", "\n").splitlines(), folder
 

@@ -24,10 +24,6 @@ def test_each_solution_belongs_to_a_lesson():
     assert sorted(Path(name).parent.name for lesson in LESSONS for name in lesson.exercises) == EXERCISES
 
 
-def test_each_lesson_that_is_not_yet_plain_exists():
-    assert set(labs.NOT_YET_PLAIN) <= {lesson.number for lesson in LESSONS}
-
-
 def lab_with(folder: Path, old: str = "", new: str = "") -> Path:
     text = LAB.format(number="90")
     assert old in text
@@ -138,17 +134,6 @@ def test_a_first_lab_that_is_not_plain_is_found(old: str, new: str, expected: st
     assert old in PLAIN_LAB
     lesson = plain_course(tmp_path, PLAIN_LAB.replace(old, new))
     assert any(expected in problem for problem in labs.lab_problems(lesson, tmp_path / "course"))
-
-
-def test_a_list_of_labs_that_are_not_plain_may_only_shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(labs.NOT_YET_PLAIN, "90", "lab_90_small")
-    lesson = plain_course(tmp_path)
-    told = ["lab_90_small.py is plain: delete lesson 90 from NOT_YET_PLAIN"]
-    assert labs.plain_problems(lesson, tmp_path / "course") == told
-    started_by_python = PLAIN_LAB.replace("torchrun --standalone --nproc-per-node=2", "python")
-    (tmp_path / "course" / "labs" / "lab_90_small.py").write_text(started_by_python, encoding="utf-8")
-    told = ["lab_90_small is no lab of torchrun: delete it from NOT_YET_PLAIN"]
-    assert labs.plain_problems(lesson, tmp_path / "course") == told
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The DDPs of lesson 09 stand in for torch's, and faulty ones are found; the paced wire keeps its time."""
+"""The DDPs of lesson 09 stand in for torch's; the paced wire keeps its time."""
 
 import ast
 import time
@@ -11,38 +11,16 @@ from tests.launch import warm_torchrun
 
 LAB = ROOT / "labs" / "lab_09_overlapped.py"
 
-FOUND = {
-    "Sums": "Sums: step 0, ours and torch's DDP: gradient first.weight: differs by",
-    "KeepsItsOwn": "KeepsItsOwn: after construction",
-    "ZerosForNone": "ZerosForNone: step 0, ours and torch's DDP: gradient: has [",
-    "Forgets": "Forgets: step 0, ours and torch's DDP: gradient",
-    "OtherCap": "OtherCap: bucket_cap_mb 1: our",
-    "SendsAfterBackward": "SendsAfterBackward: 0 all-reduces are launched before the last of 6 gradients",
-    "BlocksInTheHook": "BlocksInTheHook: backward waits inside a hook until the other ranks join",
-    "IgnoresArrival": "IgnoresArrival: where layers are used in another order than they are registered, 0",
-}
-
-
-@pytest.fixture(scope="module")
-def lines() -> list[str]:
-    done = warm_torchrun(SCRIPTS / "ddp_by_hand.py", ranks=3)
-    assert done.returncode == 0, done.stdout
-    return done.stdout.splitlines()
-
 
 @pytest.mark.slow
-def test_ours_are_the_same_as_torchs_ddp(lines: list[str]):
+def test_ours_are_the_same_as_torchs_ddp():
+    done = warm_torchrun(SCRIPTS / "ddp_by_hand.py", ranks=3)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
     assert sum(line.startswith("6 steps equal to torch's DDP") for line in lines) == 5
     assert [line for line in lines if line.startswith("same as DDP")] == [
         f"same as DDP with bucket_cap_mb {cap}" for cap in (None, 0.001, 0.002)
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("faulty", FOUND)
-def test_a_faulty_ddp_is_found(faulty: str, lines: list[str]):
-    assert [line for line in lines if line.startswith(f"{faulty}:")], lines
-    assert next(line for line in lines if line.startswith(f"{faulty}:")).startswith(FOUND[faulty])
 
 
 def test_the_exercise_gives_what_the_lab_has():

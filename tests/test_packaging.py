@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.helpers import ROOT, command, pyproject, python
+from tests.helpers import ROOT, Done, command, pyproject, python
 from tests.rules import tell
 
 EXTRAS = ("course", "test", "site")
@@ -127,23 +127,29 @@ def test_no_file_names_a_registry():
     tell(registry_problems(ROOT))
 
 
-@pytest.mark.parametrize("place", ["Makefile", "README.md", "uv.toml", ".ci/run", ".github/workflows/x"])
-def test_a_registry_is_found(place: str, tmp_path: Path):
-    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+def test_a_registry_is_found(tmp_path: Path):
     host = "download." + "pytorch.org"
-    (tmp_path / place).write_text(f"pip install --index-url https://{host}/whl/cpu torch", encoding="utf-8")
-    assert registry_problems(tmp_path) == [f"{Path(place).name} names {host}"]
+    places = (".ci/run", ".github/workflows/x", "Makefile", "README.md", "uv.toml")
+    for place in places:
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"pip install --index-url https://{host}/whl/cpu torch", encoding="utf-8")
+    assert registry_problems(tmp_path) == [f"{Path(place).name} names {host}" for place in places]
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_a_copied_tool_needs_nothing_but_python(tool: str, tmp_path: Path):
-    copytree(ROOT / "shared" / tool, tmp_path / tool)
-    alone = (sys.executable, "-I", "-S", "-c", IMPORT_ALL, tmp_path, tool)
-    done = command(*alone, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+def imported_alone(tool: str, folder: Path) -> Done:
+    """Import all modules of a tool that lies in ``folder``, where nothing is installed."""
+    return command(sys.executable, "-I", "-S", "-c", IMPORT_ALL, folder, tool, cwd=folder)
+
+
+def test_copied_tools_need_nothing_but_python(tmp_path: Path):
+    for tool in TOOLS:
+        copytree(ROOT / "shared" / tool, tmp_path / tool)
+        done = imported_alone(tool, tmp_path)
+        assert done.returncode == 0, done.stdout
     for line in ("import torch", f"from shared.{tool} import *", "from ..runtime import errors"):
         (tmp_path / tool / "more.py").write_text(f"{line}\n", encoding="utf-8")
-        assert command(*alone, cwd=tmp_path).returncode == 1
+        assert imported_alone(tool, tmp_path).returncode == 1
 
 
 @pytest.mark.slow

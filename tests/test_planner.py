@@ -52,7 +52,8 @@ from shared.planner.flops import MEGATRON
 from shared.planner.hardware import by_rule, seconds
 from shared.planner.models import gpt
 from shared.planner.stack import STACKS, stack_named
-from tests.helpers import ROOT, torchrun
+from tests.helpers import ROOT
+from tests.launch import warm_torchrun
 
 # What NVIDIA's, MosaicML's, Google's and Megatron's publications say of tokens a second, and how they count:
 # name, length, tokens/s/GPU, convention, peak, per cent of it.
@@ -295,8 +296,8 @@ def test_zero_divides_along_dp_and_cp_and_experts_along_what_is_left():
 
 @pytest.mark.slow
 def test_each_row_of_lesson_22_is_as_planned():
-    done = torchrun(ROOT / "tests" / "rows_of_lesson_22.py", ranks=4)
-    assert done.returncode == 0, done.stderr
+    done = warm_torchrun(ROOT / "tests" / "rows_of_lesson_22.py", ranks=4)
+    assert done.returncode == 0, done.stdout
     rows = [line for line in done.stdout.splitlines() if " hands in " in line]
     assert len(rows) == 14
     assert "each: calls, bytes and storage as planned, on every rank" in done.stdout

@@ -11,7 +11,8 @@ from shared.comm import record as module
 from shared.comm.record import Call, Mark, least_bytes, record
 from shared.comm.ring import TrafficError, assert_ring_traffic
 from shared.runtime import results
-from tests.helpers import SCRIPTS, torchrun
+from tests.helpers import SCRIPTS
+from tests.launch import warm_torchrun
 
 RANKS = 3
 BYTES = 2_400_000
@@ -94,7 +95,7 @@ def test_marks_and_calls_are_told_apart():
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict]]:
     """What each of three ranks found."""
     folder: Path = tmp_path_factory.mktemp("results")
-    done = torchrun(SCRIPTS / "record_and_kernel.py", ranks=RANKS, RANK_BY_RANK_RESULTS=str(folder))
+    done = warm_torchrun(SCRIPTS / "record_and_kernel.py", ranks=RANKS, RANK_BY_RANK_RESULTS=str(folder))
     assert done.returncode == 0, done.stdout
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK_BY_RANK_RESULTS", str(folder))

@@ -45,19 +45,17 @@ def test_a_course_in_sync_has_no_differences(course: Path):
     assert len(derived_files(course)) == 6
 
 
-def test_an_orphan_is_found(course: Path):
+def test_labs_that_differ_from_their_cells_are_found(course: Path):
     (course / "labs" / "lab_99_orphan.py").write_text("", encoding="utf-8")
-    assert found_in(course) == {"labs/lab_99_orphan.py": "no notebook writes it"}
-
-
-def test_an_edited_lab_is_found(course: Path):
+    (course / "labs" / "lab_90_other.sbatch").write_text("#!/bin/bash\n", encoding="utf-8")
     edit(course / LAB, "report=False", "report=True")
-    assert found_in(course) == {LAB: "differs from its source"}
-
-
-def test_a_missing_lab_is_found(course: Path):
-    (course / LAB).unlink()
-    assert found_in(course) == {LAB: "is missing"}
+    (course / "labs" / "lab_91_small.py").unlink()
+    assert found_in(course) == {
+        "labs/lab_99_orphan.py": "no notebook writes it",
+        "labs/lab_90_other.sbatch": "no notebook writes it",
+        LAB: "differs from its source",
+        "labs/lab_91_small.py": "is missing",
+    }
 
 
 def test_a_changed_solution_is_found_in_cell_and_stub(course: Path):
@@ -162,11 +160,6 @@ def test_a_job_script_is_written_by_a_cell_but_is_no_lab(course: Path):
     (lesson, *_) = read_lessons(course)
     assert (lesson.labs, lesson.other_files) == ([LAB], ["labs/lab_90_small.sbatch"])
     assert len(inputs_digest(lesson, course)) == 16
-
-
-def test_a_job_script_that_no_cell_writes_is_found(course: Path):
-    (course / "labs" / "lab_90_other.sbatch").write_text("#!/bin/bash\n", encoding="utf-8")
-    assert found_in(course) == {"labs/lab_90_other.sbatch": "no notebook writes it"}
 
 
 def test_a_cell_may_not_write_outside_of_labs(course: Path):

@@ -1,10 +1,10 @@
-"""The time of a training step: without communication, by our three DDPs, torch's, and apex's if installed.
+"""The time of a training step: without communication, by our three DDPs and by torch's.
 
     torchrun --standalone --nproc-per-node=4 -m shared.lesson_09.bench_ddp
 
 Not a test. All ways take their steps in turns, so that they see the same load; medians count. Groups of
-fewer ranks are parts of the same run. ``--model resnet50 --image 224 --batch 128`` is what articles on apex
-and DDP measured. Taught in lesson 09.
+fewer ranks are parts of the same run. ``--model resnet50 --image 224 --batch 128`` is what the old table of
+lesson 09 measured. Taught there.
 """
 
 import argparse
@@ -13,18 +13,16 @@ from contextlib import nullcontext
 from typing import cast
 
 import torch.distributed as dist
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shared.comm.paced import GBIT, Wire, on_wire
-from shared.lesson_09.ddp_ways import Step, from_lab, wrappers
+from shared.lesson_09.ddp_ways import Step, wrappers
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 
 WARM_UP = 2  # DDP settles its buckets after the first step
-MIB = 2**20
 ALL_REDUCE = "gloo:all_reduce"
 
 
@@ -37,52 +35,6 @@ def measure(members: dist.ProcessGroup, wire: Wire | None, args: argparse.Namesp
             with on_wire(wire) if wire and name != "torch" else nullcontext():
                 step(members)
     return {name: step.medians(WARM_UP) for name, step in steps.items()}
-
-
-def sweep(members: dist.ProcessGroup, wire: Wire, args: argparse.Namespace, group: Group) -> list[dict]:
-    """The overlapped DDP's step on a paced wire by bucket_cap_mb, and what the alpha-beta model expects.
-
-    The model gets the moments at which gradients are ready from steps without communication.
-    """
-    if not args.caps:
-        return []
-    overlapped = from_lab("overlapped", "OverlappedDDP")
-
-    def step_with(cap: float) -> Step:
-        return Step(lambda model: overlapped(model, cap, members), args, group)
-
-    alone = Step(lambda model: model, args, group)
-    steps = {cap: step_with(cap) for cap in args.caps}
-    for _ in range(WARM_UP + args.steps):
-        alone(members)
-        for step in steps.values():
-            with on_wire(wire):
-                step(members)
-    rows = []
-    for cap, step in steps.items():
-        rows.append(
-            {
-                "cap": cap,
-                "buckets": len(step.model.buckets),
-                "predicted": predict(alone, cap, wire, dist.get_world_size(members)),
-                "took": step.medians(WARM_UP)["total"],
-            }
-        )
-    return rows
-
-
-def predict(alone: Step, cap: float, wire: Wire, ranks: int) -> float:
-    """Seconds after which the last bucket has arrived: each leaves when it is full and the wire is free."""
-    fill_buckets = from_lab("overlapped", "fill_buckets")
-    trainable = [p for p in cast(nn.Module, alone.model).parameters() if p.requires_grad]
-    ready = alone.ready(WARM_UP)
-    order = sorted(ready, key=lambda index: ready[index])
-    done = 0.0
-    for bucket in fill_buckets(trainable, order, (cap * MIB, cap * MIB)):
-        full = max(ready[index] for index in bucket)
-        size = sum(trainable[index].nbytes for index in bucket)
-        done = max(done, full) + wire.seconds(size, ranks)
-    return done
 
 
 def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> list[tuple]:
@@ -140,14 +92,12 @@ def arguments(ranks: int) -> argparse.Namespace:
     parser.add_argument("--paced", type=int, default=2, help="processes on a slow wire; 0: none")
     parser.add_argument("--gbit", type=float, default=1.0, help="of that wire, per second")
     parser.add_argument("--alpha-us", type=float, default=500.0, help="for each message on it")
-    parser.add_argument("--caps", type=float, nargs="*", default=[0.5, 1, 2, 5, 10, 25, 50])
     parser.add_argument("--quick", action="store_true", help="small and few steps, as in the lesson")
     args = parser.parse_args()
     if args.quick:
         args.image = 32
         args.batch = 2
         args.steps = 2
-        args.caps = []
         args.gbit = 5.0
     return args
 
@@ -167,18 +117,13 @@ def on_a_free_wire(
 
 
 def on_a_paced_wire(members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> dict:
-    """Medians, a sweep over bucket sizes and timelines, of the first ``--paced`` ranks."""
+    """Medians and timelines of the first ``--paced`` ranks."""
     wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT)
     timelines = {way: timeline(way, members, args, group) for way in ("flat", "overlapped")}
     paced = {args.paced: measure(members, wire, args, group)}
     if group.rank == 0:
         print(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
-    rows = sweep(members, wire, args, group)
-    if group.rank == 0:
-        for row in rows:
-            buckets = f"cap {row['cap']:4g} MiB: {row['buckets']:2} buckets"
-            print(f"{buckets}, {1e3 * row['took']:.0f} ms, by the model {1e3 * row['predicted']:.0f}")
-    return {"paced": paced, "sweep": rows, "timelines": timelines}
+    return {"paced": paced, "timelines": timelines}
 
 
 def main() -> None:
@@ -190,7 +135,7 @@ def main() -> None:
         for n in sorted({*args.processes, args.paced} - {0}):
             # On ranks that are not in it, new_group returns no group; they do not use it.
             parts[n] = cast(dist.ProcessGroup, dist.new_group(list(range(n))))
-        results = {"free": on_a_free_wire(parts, args, group), "paced": {}, "sweep": [], "timelines": {}}
+        results = {"free": on_a_free_wire(parts, args, group), "paced": {}, "timelines": {}}
         if group.rank < args.paced:
             results |= on_a_paced_wire(parts[args.paced], args, group)
         dist.barrier()

@@ -1,12 +1,11 @@
 """What the benchmark of lesson 09 measures: a model, wrapped in one of several ways, that trains."""
 
 import argparse
-import contextlib
 import copy
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,6 @@ from shared.runtime.group import Group
 from shared.runtime.loading import load_file
 from shared.runtime.results import ROOT
 
-ALONE = "no communication"
 REAL_ALL_REDUCE = dist.all_reduce  # whatever wire is in place
 
 
@@ -39,20 +37,13 @@ def wrappers(members: dist.ProcessGroup, cap: float | None, wire: Wire | None) -
             ddp.register_comm_hook(members, wire.comm_hook)
         return ddp
 
-    ways = {
-        ALONE: lambda model: model,
+    return {
+        "no communication": lambda model: model,
         "naive": lambda model: from_lab("naive", "NaiveDDP")(model, members),
         "flat": lambda model: from_lab("flat", "FlatDDP")(model, members),
         "overlapped": lambda model: from_lab("overlapped", "OverlappedDDP")(model, cap, members),
         "torch": torchs,
     }
-    everybody = dist.get_world_size(members) == dist.get_world_size()  # apex's knows no other group
-    if torch.cuda.is_available() and not wire and everybody:
-        with contextlib.suppress(ImportError):  # apex removed its DDP in May 2025
-            from apex.parallel import DistributedDataParallel as ApexDDP
-
-            ways["apex"] = ApexDDP
-    return ways
 
 
 @cache
@@ -72,15 +63,6 @@ class Step:
         self.x = torch.randn(args.batch, 3, args.image, args.image, device=group.device)
         self.y = torch.ones(args.batch, dtype=torch.int64, device=group.device)
         self.times: list[tuple[float, float]] = []  # forward, backward with communication
-        self.start = 0.0
-        self.moments: dict[int, list[float]] = {}  # {position of a trainable parameter: seconds from start}
-        if self.model is model:  # nobody's hooks: note when each gradient is ready
-            trainable = [p for p in model.parameters() if p.requires_grad]
-            for index, p in enumerate(trainable):
-                p.register_post_accumulate_grad_hook(partial(self._note, index))
-
-    def _note(self, index: int, _: torch.Tensor) -> None:
-        self.moments.setdefault(index, []).append(time.perf_counter() - self.start)
 
     def now(self) -> float:
         if self.group.device.type == "cuda":
@@ -90,7 +72,7 @@ class Step:
     def __call__(self, members: dist.ProcessGroup) -> None:
         self.optimizer.zero_grad()
         dist.barrier(group=members)
-        self.start = self.now()
+        start = self.now()
         with record_function("forward"):
             loss = F.cross_entropy(self.model(self.x), self.y)
         forward = self.now()
@@ -99,7 +81,7 @@ class Step:
         if hasattr(self.model, "reduce_gradients"):
             with record_function("finish"):
                 self.model.reduce_gradients()
-        took = torch.tensor([forward - self.start, self.now() - forward], device=self.group.device)
+        took = torch.tensor([forward - start, self.now() - forward], device=self.group.device)
         REAL_ALL_REDUCE(took, op=dist.ReduceOp.MAX, group=members)  # the slowest rank counts
         forward_s, backward_s = took.tolist()
         self.times.append((forward_s, backward_s))
@@ -113,7 +95,3 @@ class Step:
             "backward": statistics.median(backward for _, backward in times),
             "total": statistics.median(forward + backward for forward, backward in times),
         }
-
-    def ready(self, skip: int) -> dict[int, float]:
-        """{position among the parameters: seconds from the start of a step to its gradient, median}."""
-        return {index: statistics.median(moments[skip:]) for index, moments in self.moments.items()}

@@ -99,12 +99,6 @@ ANSWERS = [
         _finish="""
         for bucket in self.buckets[: self.launched]:
             bucket.work.wait()
-        self._follow_arrival()
-        for bucket in self.buckets:
-            bucket.missing = set(bucket.indices)
-        self.launched = 0
-        self.used = []
-        self.in_backward = False
         """,
     ),
     wrong(
@@ -132,11 +126,21 @@ ANSWERS = [
         "Launches each bucket as soon as it is full.",
         "layers used in different orders on different ranks: on rank",
         ("bucket.missing = set(bucket.indices)", "bucket.missing, bucket.work = set(bucket.indices), None"),
-        _launch_in_turn="""
-        for bucket in self.buckets:
-            if not bucket.missing and bucket.work is None:
+        (
+            """
+            while self.launched < len(self.buckets):
+                bucket = self.buckets[self.launched]
+                if bucket.missing:
+                    return
                 bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
-        """,
+                self.launched += 1
+            """,
+            """
+            for bucket in self.buckets:
+                if not bucket.missing and bucket.work is None:
+                    bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
+            """,
+        ),
     ),
     wrong(
         "Averages in each backward, also under no_sync().",
@@ -150,13 +154,6 @@ ANSWERS = [
     ),
     right(
         "Asks who has used what while the buckets are under way; all_reduce by its own name.",
-        _launch_in_turn="""
-        full = [not bucket.missing for bucket in self.buckets]
-        while self.launched < len(full) and full[self.launched]:
-            bucket = self.buckets[self.launched]
-            bucket.work = all_reduce(bucket.flat, group=self.process_group, async_op=True)
-            self.launched += 1
-        """,
         _finish="""
         for bucket in self.buckets:
             for index in sorted(bucket.missing, reverse=True):
@@ -171,12 +168,6 @@ ANSWERS = [
         for index in users.nonzero().flatten().tolist():
             if self.trainable[index].grad is None:
                 self.trainable[index].grad = self.bucket_of[index].views[index].clone()
-        self._follow_arrival()
-        for bucket in self.buckets:
-            bucket.missing.update(bucket.indices)
-        self.launched = 0
-        self.used.clear()
-        self.in_backward = False
         """,
         below="from torch.distributed import ReduceOp, all_reduce",
     ),

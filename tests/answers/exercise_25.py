@@ -115,7 +115,7 @@ ANSWERS = [
     wrong(
         "Returns no pair.",
         "expected a reason and a rank",
-        diagnose="return None",
+        below="def diagnose(traces): return None",
     ),
     right(
         "Finds the late rank without any clock: its collectives are the short ones. Returns a list.",

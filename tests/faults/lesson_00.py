@@ -34,5 +34,3 @@ FAULTS: list[Fault] = [
         launch="torchrun",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

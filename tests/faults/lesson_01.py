@@ -39,5 +39,3 @@ FAULTS: list[Fault] = [
     ),
     Fault("01_options", '"--max-restarts":', '"--max-restart":', "has no option --max-restart any", ranks=0),
 ]
-
-STILL_WITHOUT: list[str] = []

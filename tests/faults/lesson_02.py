@@ -33,5 +33,3 @@ FAULTS: list[Fault] = [
         "RuntimeError: nccl2 requires at least one CUDA device",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

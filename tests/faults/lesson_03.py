@@ -56,5 +56,3 @@ FAULTS: list[Fault] = [
         "AssertionError: ('another dtype', tensor([1065353216, 1073741824]",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -43,5 +43,3 @@ FAULTS: list[Fault] = [
         "the messages arrived, but the ranks should have waited for each other",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

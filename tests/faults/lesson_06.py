@@ -69,5 +69,3 @@ FAULTS: list[Fault] = [
         "06_faults", "cfg.per_rank * group.world_size + 1", "cfg.per_rank * group.world_size", "own loops: "
     ),
 ]
-
-STILL_WITHOUT = []

@@ -34,5 +34,3 @@ FAULTS: list[Fault] = [
         "bytes handed to collectives by 1 ranks",
     ),
 ]
-
-STILL_WITHOUT = []

@@ -56,5 +56,3 @@ FAULTS: list[Fault] = [
         "rank 0 alone: None",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

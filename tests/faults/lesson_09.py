@@ -10,6 +10,13 @@ FAULTS: list[Fault] = [
     Fault("09_naive", "parameter.grad /= self.ranks", "pass", "the gradient of the whole batch"),
     Fault(
         "09_naive",
+        "            dist.all_reduce(parameter.grad, group=self.process_group)\n",
+        "",
+        "gradient first.weight: differs by",
+        run="09_equal",
+    ),
+    Fault(
+        "09_naive",
         "            if users == 0:\n                continue\n",
         "",
         "gradient: has [",
@@ -134,5 +141,3 @@ FAULTS: list[Fault] = [
         "as soon as full: the gradients are right",
     ),
 ]
-
-STILL_WITHOUT: list[str] = ["09_bench_ddp"]  # it measures, and claims nothing

@@ -109,5 +109,3 @@ FAULTS: list[Fault] = [
         run=STEP,
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -138,5 +138,3 @@ FAULTS: list[Fault] = [
         "no file: loads, and notices nothing, expected",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

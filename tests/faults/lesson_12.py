@@ -69,5 +69,3 @@ FAULTS: list[Fault] = [
         "in many_short_waits",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -60,5 +60,3 @@ FAULTS: list[Fault] = [
         "expected wrong sums at",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -116,5 +116,3 @@ FAULTS: list[Fault] = [
         ranks=0,
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -58,5 +58,3 @@ FAULTS: list[Fault] = [
         ranks=0,
     ),
 ]
-
-STILL_WITHOUT = []

@@ -78,5 +78,3 @@ FAULTS: list[Fault] = [
         "GPipe, scale_grads=True 0.weight: differs by",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

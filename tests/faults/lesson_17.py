@@ -76,5 +76,3 @@ FAULTS: list[Fault] = [
     ),
     Fault("17_faults", "enter=lambda x, _: x", "enter=tp.CopyToRanks.apply", "'parity: equal' is not what"),
 ]
-
-STILL_WITHOUT: list[str] = []

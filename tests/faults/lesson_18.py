@@ -78,5 +78,3 @@ FAULTS: list[Fault] = [
     ),
     Fault("18_faults", "stage=2", "stage=1", "stage 2 inside DDP was to be refused"),
 ]
-
-STILL_WITHOUT: list[str] = []

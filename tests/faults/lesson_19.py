@@ -77,5 +77,3 @@ FAULTS: list[Fault] = [
         "after more steps",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

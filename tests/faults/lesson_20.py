@@ -140,5 +140,3 @@ FAULTS: list[Fault] = [
     ),
     Fault("20_faults", "model.positions._forward_pre_hooks.clear()", "pass", "'parity: equal' is not what"),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -97,5 +97,3 @@ FAULTS: list[Fault] = [
         "'parity: equal' is not what this lab shows",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -195,5 +195,3 @@ FAULTS: list[Fault] = [
         ", after loading, step 0: parameter",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

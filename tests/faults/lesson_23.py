@@ -48,5 +48,3 @@ FAULTS: list[Fault] = [
         "expected was IndexError",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -30,5 +30,3 @@ FAULTS: list[Fault] = [
         "gradients here and there: (2, 2)",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

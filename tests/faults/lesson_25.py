@@ -175,5 +175,3 @@ FAULTS: list[Fault] = [
         "by hand, all ranks were to collect in the same steps",
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -92,5 +92,3 @@ FAULTS: list[Fault] = [
     ),
     Fault("26_look", "model(torch.ones(2, 4))", "model(torch.ones(2, 5))", "shapes cannot be multiplied"),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -96,5 +96,3 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
 ]
 
 FAULTS: list[Fault] = [*HOSTS, *SCHEDULERS]
-
-STILL_WITHOUT: list[str] = []

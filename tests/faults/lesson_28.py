@@ -41,5 +41,3 @@ FAULTS: list[Fault] = [
         arguments=("5003/8192",),
     ),
 ]
-
-STILL_WITHOUT: list[str] = []

@@ -24,8 +24,6 @@ COMBINED = tuple(f"lab_{number}_" for number in range(15, 22))
 PREDICTS = "lab_28_lessons"  # what it plans is what this lesson measures
 PREDICTED = ("lab_22_",)
 PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
-# {lesson: its first lab that torchrun starts}, while that lab is not plain. It may only shrink.
-NOT_YET_PLAIN: dict[str, str] = {}
 
 
 def docstring_of(path: Path) -> str:
@@ -90,19 +88,13 @@ def runner_problems(path: Path) -> list[str]:
 
 
 def plain_problems(lesson: Lesson, root: Path) -> list[str]:
-    """The first lab that torchrun starts is plain, or is listed as not yet so."""
-    labs = [root / name for name in lesson.labs]
-    under_torchrun = [path for path in labs if starts_with_torchrun(path)]
-    listed = NOT_YET_PLAIN.get(lesson.number)
-    if not under_torchrun:
-        return [f"{listed} is no lab of torchrun: delete it from NOT_YET_PLAIN"] if listed else []
+    """The first lab that torchrun starts is plain."""
+    under_torchrun = [root / name for name in lesson.labs if starts_with_torchrun(root / name)]
+    if not under_torchrun or is_plain(under_torchrun[0]):
+        return []
     first = under_torchrun[0]
-    if is_plain(first) and listed:
-        return [f"{first.name} is plain: delete lesson {lesson.number} from NOT_YET_PLAIN"]
-    if not is_plain(first) and listed != first.stem:
-        more = ", ".join(sorted(imports(first) - PLAIN))
-        return [f"{first.name} is the first lab of its lesson: it is to be plain, but imports {more}"]
-    return []
+    more = ", ".join(sorted(imports(first) - PLAIN))
+    return [f"{first.name} is the first lab of its lesson: it is to be plain, but imports {more}"]
 
 
 @cache

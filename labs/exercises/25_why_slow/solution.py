@@ -3,37 +3,58 @@
 from statistics import median
 
 Spans = list[tuple[float, float]]  # (start, end) in seconds
+REASONS = ("data", "synchronization", "straggler", "communication", "launches")
 
 
 def spans(trace: dict, category: str, prefix: str = "") -> Spans:
     """The spans of a category whose names begin with ``prefix``, in the order of their start."""
-    found = []
+    result = []
     for event in trace["traceEvents"]:
         if event["ph"] == "X" and event["cat"] == category and event["name"].startswith(prefix):
-            found.append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
-    return sorted(found)
+            result.append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
+    return sorted(result)
 
 
 def gaps(busy: Spans, window: tuple[float, float]) -> Spans:
     """What of a window none of the spans covers. They may overlap."""
-    found = []
-    now, end = window
-    for one_start, one_end in sorted(busy):
-        if now < one_start < end:
-            found.append((now, one_start))
-        now = max(now, one_end)
-    if now < end:
-        found.append((now, end))
-    return found
+    result = []
+    now, window_end = window
+    for start, end in sorted(busy):
+        if now < start < window_end:
+            result.append((now, start))
+        now = max(now, end)
+    if now < window_end:
+        result.append((now, window_end))
+    return result
 
 
-def seconds_in_both(ones: Spans, others: Spans) -> float:
-    """How long one of ``ones`` and one of ``others`` go on together. Within a list, spans do not overlap."""
+def length(spans_of_one_kind: Spans) -> float:
+    """The seconds of all spans together."""
+    return sum(end - start for start, end in spans_of_one_kind)
+
+
+def seconds_in_both(left: Spans, right: Spans) -> float:
+    """How long spans of ``left`` and ``right`` go on together. Within a list, they do not overlap."""
     both = 0.0
-    for start, end in ones:
-        for other_start, other_end in others:
+    for start, end in left:
+        for other_start, other_end in right:
             both += max(0.0, min(end, other_end) - max(start, other_start))
     return both
+
+
+def entered(traces: list[dict]) -> list[list[float]]:
+    """For each collective of the run, when each rank enters it, by rank 0's clock.
+
+    A collective ends at one moment for all ranks: that sets the clocks.
+    """
+    collectives = [spans(trace, "kernel", "nccl") for trace in traces]
+    shifts = []
+    for own in collectives:
+        shifts.append(median(a[1] - b[1] for a, b in zip(collectives[0], own, strict=True)))
+    moments = []
+    for calls in zip(*collectives, strict=True):
+        moments.append([call[0] + shift for call, shift in zip(calls, shifts, strict=True)])
+    return moments
 
 
 def diagnose(traces: list[dict]) -> tuple[str, int | None]:
@@ -62,63 +83,62 @@ def diagnose(traces: list[dict]) -> tuple[str, int | None]:
     several machines: their clocks are seconds apart, but a collective ends at one moment for all. Once in
     a while something else delays a rank. One synchronization in a step, to print the loss, does no harm.
     """
-    # solution: begin
     rank = late_rank(traces)
     parts = [parts_of_a_step(trace) for trace in traces]
     if rank is None:
-        shares = {name: median(one[name] for one in parts) for name in parts[0] if name != "straggler"}
+        shares = {name: median(part[name] for part in parts) for name in REASONS if name != "straggler"}
         return max(shares, key=shares.__getitem__), None
-    others = [one for number, one in enumerate(parts) if number != rank]
+    others = [part for number, part in enumerate(parts) if number != rank]
     more = {}
     for name in ("data", "synchronization", "straggler"):
-        more[name] = parts[rank][name] - median(one[name] for one in others)
+        more[name] = parts[rank][name] - median(part[name] for part in others)
     return max(more, key=more.__getitem__), rank
 
 
+# Your part begins here.
+
+
 def late_rank(traces: list[dict]) -> int | None:
-    """Who enters collectives last in most steps, and notably late. Their ends set the clocks."""
-    collectives = [spans(trace, "kernel", "nccl") for trace in traces]
-    shifts = []
-    for own in collectives:
-        shifts.append(median(a[1] - b[1] for a, b in zip(collectives[0], own, strict=True)))
+    """The rank that enters collectives last in most steps, and notably late; None if there is no such rank.
+
+    Compare with the length of a step: what is a fifth of it is notable.
+    """
+    # solution: begin
     steps = spans(traces[0], "user_annotation", "ProfilerStep")
     notable = median(end - start for start, end in steps) / 5
     last = []
-    for calls in zip(*collectives, strict=True):
-        entered = [call[0] + shift for call, shift in zip(calls, shifts, strict=True)]
-        if max(entered) - min(entered) > notable:
-            last.append(entered.index(max(entered)))
+    for moments in entered(traces):
+        if max(moments) - min(moments) > notable:
+            last.append(moments.index(max(moments)))
     for rank in range(len(traces)):
         if 2 * last.count(rank) > len(steps):
             return rank
     return None
+    # solution: end
 
 
 def parts_of_a_step(trace: dict) -> dict[str, float]:
-    """Seconds by reason, the median of all steps: one delay does not count."""
+    """{reason: seconds of a step}, the median of all steps: one delay does not count.
+
+    For "straggler" it is the time in which the GPU computes, for "communication" that in which it only
+    communicates. The other three divide the time in which it is idle.
+    """
     kernels = spans(trace, "kernel")
     collectives = spans(trace, "kernel", "nccl")
-    computing = [one for one in kernels if one not in collectives]
+    computing = [kernel for kernel in kernels if kernel not in collectives]
     loading = spans(trace, "user_annotation", "enumerate(DataLoader)")
     waiting = spans(trace, "cuda_runtime", "cudaStreamSynchronize")
-    found: dict[str, list[float]] = {}
+    steps = []
     for step in spans(trace, "user_annotation", "ProfilerStep"):
         idle = gaps(kernels, step)
+        seconds = {}
+        # solution: begin
         after_a_wait = [gap for gap in idle if any(gap[0] <= end <= gap[1] for _, end in waiting)]
-        data = seconds_in_both(idle, loading)
-        synchronization = length(after_a_wait) - seconds_in_both(after_a_wait, loading)
-        seconds = {
-            "data": data,
-            "synchronization": synchronization,
-            "launches": length(idle) - data - synchronization,
-            "communication": seconds_in_both(gaps(computing, step), collectives),
-            "straggler": seconds_in_both([step], computing),
-        }
-        for name, value in seconds.items():
-            found.setdefault(name, []).append(value)
-    return {name: median(values) for name, values in found.items()}
-
-
-def length(ones: Spans) -> float:
-    return sum(end - start for start, end in ones)
-    # solution: end
+        seconds["data"] = seconds_in_both(idle, loading)
+        seconds["synchronization"] = length(after_a_wait) - seconds_in_both(after_a_wait, loading)
+        seconds["launches"] = length(idle) - seconds["data"] - seconds["synchronization"]
+        seconds["communication"] = seconds_in_both(gaps(computing, step), collectives)
+        seconds["straggler"] = seconds_in_both([step], computing)
+        # solution: end
+        steps.append(seconds)
+    return {name: median(seconds[name] for seconds in steps) for name in REASONS}
