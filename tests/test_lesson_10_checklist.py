@@ -22,7 +22,7 @@ from shared.checklist.report import page
 from shared.checklist.rule import SEVERITIES
 from shared.checklist.sources import Project, Source, read_notebook
 from tests import checklist_corpus as corpus
-from tests.helpers import ROOT, command, python
+from tests.helpers import ROOT, command
 
 FOLDER = Path(__file__).parent / "checklist"
 SCRIPTS = sorted(one for one in FOLDER.iterdir() if one.suffix in (".py", ".ipynb"))
@@ -395,7 +395,7 @@ def test_what_is_not_asked_is_told_in_one_line(tmp_path: Path, capsys):
     assert "1 question not asked: the sampler is handed to tell (1)" in capsys.readouterr().out
 
 
-def test_it_reads_the_standard_input_and_tells_its_version():
+def test_it_reads_the_standard_input():
     done = subprocess.run(
         [sys.executable, "-m", "shared.checklist", "-"],
         input=BAD.format("").encode(),
@@ -403,7 +403,6 @@ def test_it_reads_the_standard_input_and_tells_its_version():
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout.startswith(b"-:4:5: RC101")) == (1, True)
-    assert python("-m", "shared.checklist", "--version").stdout.startswith("rank-check ")
 
 
 def test_a_copy_of_the_folder_works_alone_with_nothing_installed(tmp_path: Path):

@@ -25,6 +25,7 @@ REGISTRIES = re.compile(
 )
 PLACES = ("*.toml", "*.yml", "*.md", "*.txt", "*.cfg", "Makefile", ".ci/*", ".github/*/*", ".devcontainer/*")
 TOOLS = ("checklist", "doctor", "planner")
+COMMANDS = ("rank-check", "rank-doctor", "rank-plan")
 # Imports every module of the package argv[2], which lies in the folder argv[1].
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -147,6 +148,8 @@ def test_copied_tools_need_nothing_but_python(tmp_path: Path):
         copytree(ROOT / "shared" / tool, tmp_path / tool)
         done = imported_alone(tool, tmp_path)
         assert done.returncode == 0, done.stdout
+        told = command(sys.executable, "-m", tool, "--version", root=None, cwd=tmp_path).stdout
+        assert told.endswith(" (a copied folder)\n"), "it tells the version of the installed package"
     for line in ("import torch", f"from shared.{tool} import *", "from ..runtime import errors"):
         (tmp_path / tool / "more.py").write_text(f"{line}\n", encoding="utf-8")
         assert imported_alone(tool, tmp_path).returncode == 1
@@ -173,11 +176,12 @@ def test_the_wheel_holds_three_tools_that_run_in_an_empty_environment(tmp_path: 
     assert done.returncode == 0, done.stdout
     assert command(*pip, "check", root=None).stdout == "No broken requirements found.\n"
     copy_file(ROOT / "labs" / "lab_10_train.py", tmp_path)
+    version = pyproject()["project"]["version"]
     for words, expected in (
         (("rank-check", "lab_10_train.py"), "rules: nothing found"),
         (("rank-plan", "--model", "8b", "--gpus", "8", "--global-batch", "128"), "8,030,261,248 parameters"),
         (("rank-doctor", "--", there, "-c", "print('ended')"), "ended"),
-        (("rank-doctor", "--version"), f"rank-doctor {pyproject()['project']['version']}\n"),
+        *(((name, "--version"), f"{name} {version}\n") for name in COMMANDS),
     ):
         done = command(empty / "bin" / words[0], *words[1:], root=None, cwd=tmp_path)
         assert done.returncode == 0, done.stdout

@@ -47,7 +47,7 @@ from shared.planner import (
     traffic_of,
     utilization,
 )
-from shared.planner.__main__ import command, main
+from shared.planner.__main__ import main
 from shared.planner.flops import MEGATRON
 from shared.planner.hardware import by_rule, seconds
 from shared.planner.models import gpt
@@ -466,14 +466,6 @@ def test_the_folder_can_be_copied_and_its_reader_may_leave(tmp_path: Path):
         left.stdout.close()
         assert left.stderr.read() == b""
     assert left.returncode == 0
-
-
-def test_version(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["rank-plan", "--version"])
-    with pytest.raises(SystemExit) as end:
-        command()
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith("rank-plan 2")
 
 
 def test_a_stack_decides_seconds_and_memory():

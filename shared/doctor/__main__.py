@@ -44,10 +44,11 @@ It sees the ranks of this machine. Two calls of one kind and shape that are swap
 
 
 def installed_version() -> str:
+    """That of the package. A copied folder is not it, also beside an installed one."""
     try:
-        return metadata.version("rank-by-rank")
+        return metadata.version("rank-by-rank") if __package__.startswith("shared.") else "(a copied folder)"
     except metadata.PackageNotFoundError:
-        return "(a copied folder)"
+        return "(not installed)"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

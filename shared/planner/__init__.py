@@ -23,5 +23,3 @@ from .search import Plan, Rejected, Training, judge, nearest_batch, propose
 from .stack import STACKS, Stack, stack_named
 from .step import StepTime, step_time
 from .traffic import traffic_of
-
-__version__ = "2.0"

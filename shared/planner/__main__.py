@@ -6,9 +6,9 @@ import math
 import os
 import sys
 from dataclasses import asdict, replace
+from importlib import metadata
 from typing import Any
 
-from . import __version__
 from .errors import PlanError
 from .failures import GPU_HOURS_PER_FAILURE, mean_time_between
 from .hardware import GIB, GPUS, Network, gpu_named
@@ -38,6 +38,14 @@ stacks: {", ".join(STACKS)}
 
 exit code: 0 if a layout runs and fits, 1 if none does, 2 if an option is wrong
 """
+
+
+def installed_version() -> str:
+    """That of the package. A copied folder is not it, also beside an installed one."""
+    try:
+        return metadata.version("rank-by-rank") if __package__.startswith("shared.") else "(a copied folder)"
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def number(text: str) -> float:
@@ -83,7 +91,7 @@ def parser() -> Parser:
         for name, text in help_of.items():
             found.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
 
-    found.add_argument("--version", action="version", version=f"rank-plan {__version__}")
+    found.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     flags(
         check="print how far the planner is off for trainings that others have published",
         json="print plans as JSON",
