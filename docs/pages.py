@@ -11,10 +11,12 @@ import nbformat
 
 from docs.cheat_sheet import cheat_sheet
 from docs.passages import fenced
+from shared.lesson_10 import diffs
 from shared.tools.course import part_of
 from shared.tools.folding import is_folded
-from shared.tools.lessons import WRITEFILE, Lesson, read_lessons
+from shared.tools.lessons import HEADER, ROOT, WRITEFILE, Lesson, read_lessons
 
+NOTEBOOKS = ROOT / "notebooks"
 SCRIPTS = ("labs/lab_10_train.py",)  # pages link to them
 FILES = ("LICENSE", "CHANGELOG.md", "CONTRIBUTING.md")
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
@@ -99,9 +101,12 @@ def landing_page(readme: str) -> str:
 def read_notebook(text: str) -> nbformat.NotebookNode:
     """A lesson as myst-nb shows it: folded as in JupyterLab, with alt texts where myst-nb looks for them."""
     notebook = nbformat.reads(text, 4)
+    notebook.cells[0].source += more_links(notebook.cells[0].source)
     for index, cell in enumerate(notebook.cells):
         match = WRITEFILE.match(cell.source)
-        if match:
+        if cell.cell_type == "markdown":
+            cell.source = diffs.fenced(cell.source)  # Sphinx colours the code, too
+        elif match:
             shown = as_file(match[1], cell.source[match.end() :], is_open=not is_folded(cell.source))
             notebook.cells[index] = nbformat.v4.new_markdown_cell(shown, id=cell.id)
         elif cell.cell_type == "code":
@@ -112,6 +117,17 @@ def read_notebook(text: str) -> nbformat.NotebookNode:
                 if alt:
                     cell.metadata["mystnb"] = {"image": {"alt": alt}}
     return notebook
+
+
+def more_links(head: str) -> str:
+    """What the site adds to the links under a lesson's header: its lab, and its notebook."""
+    match = HEADER.match(head)
+    if not match:
+        return ""
+    name = next(NOTEBOOKS.glob(f"{match['number']}_*.ipynb")).name
+    return (
+        f' · [The lab](#The-lab) · <a href="../_sources/notebooks/{name}" download>Download the notebook</a>'
+    )
 
 
 def as_file(name: str, body: str, is_open: bool) -> str:

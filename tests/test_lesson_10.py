@@ -38,6 +38,14 @@ def test_a_difference_shows_three_lines_around_a_change_and_where_it_is():
     )
 
 
+def test_a_fenced_difference_is_coloured_and_can_be_had_back():
+    text = "One:\n\n```diff\n a & b\n-if a < b:\n+if a:\n```\n\nTwo.\n"
+    shown = diffs.coloured(text)
+    assert '">-if a &lt; b:</span>\n<span style="background-color: ' in shown and "```" not in shown
+    assert diffs.coloured(shown) == shown and diffs.fenced(shown) == text
+    assert diffs.diffs_of(NOTEBOOK) and "```diff" not in NOTEBOOK.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("a\nB\nc\n", "line 2: -b"), ("A\nb\nc\n", "line 1:  a"), ("a\nb\n", "line 3:  c")],

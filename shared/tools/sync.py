@@ -2,6 +2,7 @@
 
 - ``labs/lab_*`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
 - The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
+- Fenced diffs in lessons become HTML with colours.
 - Which cells are folded, by the rule of ``shared.tools.folding``.
 - The minutes in each header, and above each folded lab for how long it runs: ``shared.tools.minutes``.
 - The line of links under each header, and the line at the end of each lesson that leads on.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import nbformat
 
+from shared.lesson_10.diffs import coloured
 from shared.tools import run_tool
 from shared.tools.course import Tables, next_line
 from shared.tools.folding import fold
@@ -97,7 +99,7 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
         last.source = f"{NEXT.sub('', last.source)}\n\n{next_line(lessons, index)}"
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = filled(cell.source, tables_for_lessons)
+                cell.source = coloured(filled(cell.source, tables_for_lessons))
             elif cell.source.startswith("%%writefile ../labs/exercises/"):
                 first = cell.source.splitlines()[0]
                 solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
