@@ -1,4 +1,4 @@
-"""A lab whose ranks sleep: wait until they run, and until none is left. Linux only."""
+"""Processes found by what they were started with; a lab whose ranks sleep. Linux only."""
 
 import os
 import signal
@@ -27,17 +27,7 @@ class SleepingLab:
 
     def processes(self) -> list[int]:
         """The launcher and its workers, whatever their parents are by now."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has ended meanwhile
-            if str(self.folder).encode() in arguments:
-                found.append(int(entry.name))
-        return found
+        return [pid for pid, words in processes_with(str(self.folder)).items() if str(self.folder) in words]
 
     def wait_until_started(self) -> None:
         wait_until(self.started, "the ranks run")
@@ -51,6 +41,22 @@ class SleepingLab:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def processes_with(mark: str) -> dict[int, list[str]]:
+    """{number: command line} of the other processes with ``mark`` in their command line or environment."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            has_ended = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
+            if not has_ended and mark.encode() in command + (entry / "environ").read_bytes():
+                found[int(entry.name)] = command.decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended meanwhile, or is not ours
+    return found
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -20,7 +20,7 @@ from shared.doctor.verdict import verdict
 from shared.runtime.ports import HERE, free_port
 from tests.doctor_cases import CASES, IN_EVERY_RUN, run_case
 from tests.helpers import HANG_S, ROOT, SCRIPTS, Done, environment, python
-from tests.sleeping_lab import wait_until
+from tests.sleeping_lab import processes_with, wait_until
 
 HANGS = SCRIPTS / "hangs"
 FORKED = (sys.executable, HANGS / "fork_ranks.py")
@@ -31,20 +31,6 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks ranks, and rea
 
 def doctor(*job: str | Path, after: float = 2.0, options: tuple = (), **variables: str) -> Done:
     return python("-m", "shared.doctor", f"--after={after}", *options, "--", *job, **variables)
-
-
-def processes_with(mark: str) -> list[int]:
-    """Processes that were started with ``mark`` in their environment, whatever their parents are by now."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-                if mark.encode() in (entry / "environ").read_bytes() and state != "Z":
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended meanwhile, or is not ours
-    return found
 
 
 @LINUX
@@ -60,7 +46,7 @@ def test_a_case(name: str):
     mark = f"RANK_DOCTOR_TEST={name}-{os.getpid()}"
     outcome = run_case(name, **dict([mark.split("=")]))
     assert outcome.complaints == [], outcome.said
-    wait_until(lambda: processes_with(mark) == [], "no process is left")
+    wait_until(lambda: not processes_with(mark), "no process is left")
 
 
 @pytest.mark.heavy
@@ -73,7 +59,7 @@ def test_a_script_that_spawns_its_ranks_and_loaders_is_told():
     assert done.returncode == HUNG, done.stdout
     for expected in ("broadcast on rank 0 and barrier on rank 1", "in validate", r"dist\.barrier"):
         assert re.search(expected, done.stdout), done.stdout
-    assert processes_with(mark) == []
+    assert not processes_with(mark)
 
 
 @pytest.mark.slow
@@ -112,7 +98,7 @@ def test_with_end_a_proved_hang_is_ended():
     assert done.returncode == HUNG, done.stdout
     assert "all_reduce on rank 0 and broadcast on rank 1" in done.stdout
     assert done.stdout.endswith("rank-doctor: the job was ended: nobody is left who could come\n")
-    assert processes_with(mark) == []
+    assert not processes_with(mark)
 
 
 @pytest.mark.slow

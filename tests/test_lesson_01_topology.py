@@ -5,7 +5,6 @@ import torch.distributed as dist
 
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
-from shared.runtime.ports import free_port
 from tests.helpers import ROOT
 
 REPORTS = ROOT / "labs" / "lab_01_reports.py"
@@ -47,10 +46,3 @@ def test_reports_that_do_not_fit_are_told(
     reports[rank][field] = value
     with pytest.raises(CourseError, match=expected):
         load_file(REPORTS).check(reports[4], reports)
-
-
-def test_a_free_port_can_be_listened_on_and_is_not_given_twice():
-    ports = [free_port() for _ in range(20)]
-    assert len(set(ports)) == len(ports)
-    store = dist.TCPStore("127.0.0.1", ports[0], is_master=True)
-    assert store.port == ports[0]

@@ -1,4 +1,4 @@
-"""The differences of lesson 10 fit, each of their scripts runs, and faulty batch norms are found."""
+"""The differences of lesson 10 fit, and each of their scripts runs; our batch norm fits into a script."""
 
 from pathlib import Path
 
@@ -63,22 +63,6 @@ def test_the_script_runs_after_each_difference(tmp_path: Path):
         done = run_job(Job(script, ("--epochs", "1"), ranks=0 if number == 0 else 2))
         assert done.returncode == 0, f"{number}: {done.stdout}"
         assert done.stdout.count('"epoch": 1') == 1, f"{number}: {done.stdout}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ("nothing", None),
-        ("local gradient", "2 rank(s), even shares, step 0: gradient of x: differs by"),
-        ("biased", "1 rank(s), even shares, step 0: running_var: differs by"),
-        ("talkative", "one collective per pass, not"),
-    ],
-)
-def test_a_faulty_batch_norm_is_found(fault: str, expected: str | None, tmp_path: Path):
-    done = warm_torchrun(SCRIPTS / "faulty_batch_norm.py", fault, ranks=4, RANK_BY_RANK_RESULTS=str(tmp_path))
-    assert (done.returncode == 0) == (expected is None), done.stdout
-    assert expected is None or expected in done.stdout
 
 
 @pytest.mark.slow

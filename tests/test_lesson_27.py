@@ -13,7 +13,7 @@ from shared.lesson_27 import cable, hosts
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT, environment, python
-from tests.sleeping_lab import wait_until
+from tests.sleeping_lab import processes_with, wait_until
 
 LABS = ROOT / "labs"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
@@ -64,41 +64,24 @@ def test_a_lab_that_cannot_make_hosts_says_so_and_ends_well(tmp_path: Path):
 # --- Nothing is left ---
 
 
-class MarkedProcesses:
-    """The processes whose environment names ``folder``, whatever their parents are."""
-
-    def __init__(self, folder: Path) -> None:
-        self.mark = f"RANK_BY_RANK_RESULTS={folder}".encode()
-
-    def commands(self) -> list[list[bytes]]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                if self.mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((entry / "cmdline").read_bytes().split(b"\0"))
-            except OSError:
-                continue  # it has ended meanwhile
-        return found
-
-    def ranks(self) -> int:
-        """How many processes run the first script that the lab launches, agents not counted."""
-        script = str(LABS / "lab_27_who.py").encode()
-        return sum(script in words and b"torch.distributed.run" not in words for words in self.commands())
+def ranks_of(commands: dict[int, list[str]]) -> int:
+    """How many processes run the first script that the lab launches, agents not counted."""
+    script = str(LABS / "lab_27_who.py")
+    return sum(script in words and "torch.distributed.run" not in words for words in commands.values())
 
 
 @pytest.fixture
-def launch(possible: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, MarkedProcesses]]:
-    """The lab that starts torchrun on two hosts, when ranks run on both."""
+def launch(possible: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The lab that starts torchrun on two hosts, when ranks run on both, and the mark of its processes."""
     settings = environment(RANK_BY_RANK_RESULTS=str(tmp_path), TMPDIR=str(tmp_path))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     lab = subprocess.Popen([sys.executable, "-m", "shared.lesson_27.launch", "1"], env=settings, **quiet)
-    marked = MarkedProcesses(tmp_path)
+    mark = f"RANK_BY_RANK_RESULTS={tmp_path}"
     try:
-        wait_until(lambda: marked.ranks() >= 2 or lab.poll() is not None, "ranks run on both hosts")
+        ranks = lambda: ranks_of(processes_with(mark))  # noqa: E731
+        wait_until(lambda: ranks() >= 2 or lab.poll() is not None, "ranks run on both hosts")
         assert lab.poll() is None
-        yield lab, marked
+        yield lab, mark
     finally:
         lab.kill()
         lab.wait()
@@ -106,12 +89,12 @@ def launch(possible: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, M
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
-def test_no_host_is_left(number: int, launch: tuple[subprocess.Popen, MarkedProcesses]):
-    lab, marked = launch
-    assert len(marked.commands()) > 6  # the lab, hosts, agents and ranks
+def test_no_host_is_left(number: int, launch: tuple[subprocess.Popen, str]):
+    lab, mark = launch
+    assert len(processes_with(mark)) > 6  # the lab, hosts, agents and ranks
     lab.send_signal(number)
     assert lab.wait() == (130 if number == signal.SIGINT else -number)
-    wait_until(lambda: not marked.commands(), "no process of the lab is left, and so no namespace")
+    wait_until(lambda: not processes_with(mark), "no process of the lab is left, and so no namespace")
 
 
 def test_a_host_that_fails_takes_the_others_along(possible: None):

@@ -14,7 +14,7 @@ from shared.lesson_27.job_script import options_of, tasks_per_node
 from shared.lesson_27.keeper import Keeper
 from shared.runtime.processes import is_running
 from tests.helpers import HANG_S, ROOT, environment
-from tests.sleeping_lab import wait_until
+from tests.sleeping_lab import processes_with, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's subreapers")
 JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"
@@ -47,13 +47,6 @@ def test_without_a_keeper_such_a_daemon_would_stay(tmp_path: Path):
     wait_until(lambda: len(processes_with(str(tmp_path))) == 1, "the daemon has left its parents")
     (left,) = processes_with(str(tmp_path))
     os.kill(left, signal.SIGKILL)
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""  # it has ended
 
 
 def test_a_program_that_is_not_there_is_told(keeper: Keeper, tmp_path: Path):
@@ -98,20 +91,6 @@ def test_the_notice_is_longer_than_torchrun_waits_and_slurm_kills():
     assert notice > longest_save + slurm.KILL_WAIT_S
 
 
-def processes_with(word: str) -> list[int]:
-    """Processes whose command line or environment holds ``word``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue  # it has ended
-            if word.encode() in text and is_running(int(entry.name)):
-                found.append(int(entry.name))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -140,7 +119,7 @@ def test_a_lab_that_is_stopped_leaves_no_daemon_no_job_and_no_folder(stop: signa
 
 def is_of(configuration: Path, mark: str) -> bool:
     """Whether a Slurm with this configuration runs for this test."""
-    return any(str(configuration) in command_of(pid) for pid in processes_with(mark))
+    return any(str(configuration) in " ".join(words) for words in processes_with(mark).values())
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ exit code other than 0 and print ``told``, and the fault must not be a slip like
 that a reader might make, and as ``told`` the words of the check that finds it: "AssertionError" alone may be
 another assertion. The lab must not print these words without the fault; the lesson's outputs tell.
 
-"26_gallery" is no lab but ``shared/lesson_26/gallery.py``. Around such a module all labs and all of
-``shared`` are copied.
+"26_gallery" is no lab but ``shared/lesson_26/gallery.py``; "lesson_10/sync_batch_norm" is a module of
+``shared`` whose lab has its name. Around such a module all labs and all of ``shared`` are copied.
 
 ``launch="warm"`` (default): ``ranks`` forks of a process that has torch already, in the environment that
 torchrun sets; ``ranks=0`` is a script that is no rank, as ``python LAB`` starts it. ``"torchrun"`` and
@@ -46,6 +46,8 @@ def place_of(name: str, root: Path) -> Path:
     """
     if "." in name:
         return root / "labs" / f"lab_{name}"
+    if "/" in name:
+        return root / "shared" / f"{name}.py"
     lab = root / "labs" / f"lab_{name}.py"
     module = root / "shared" / f"lesson_{name[:2]}" / f"{name[3:]}.py"
     return module if module.is_file() and not lab.is_file() else lab

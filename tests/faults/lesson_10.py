@@ -108,4 +108,29 @@ FAULTS: list[Fault] = [
         "whole conv1.weight: differs by",
         run=STEP,
     ),
+    # Each rank keeps its own sums of the gradient.
+    Fault(
+        "lesson_10/sync_batch_norm",
+        "dist.all_reduce(sums, group=ctx.group)",
+        "dist.all_reduce(sums.clone(), group=ctx.group)",
+        "2 rank(s), even shares, step 0: gradient of x: differs by",
+        run="10_sync_batch_norm",
+        ranks=4,
+    ),
+    Fault(
+        "lesson_10/sync_batch_norm",
+        "self._follow(mean, var * total / (total - 1))",
+        "self._follow(mean, var)",
+        "1 rank(s), even shares, step 0: running_var: differs by",
+        run="10_sync_batch_norm",
+        ranks=4,
+    ),
+    Fault(
+        "lesson_10/sync_batch_norm",
+        "        dist.all_gather(ranks, own, group=group)\n",
+        "        dist.all_gather(ranks, own, group=group)\n        dist.all_reduce(own, group=group)\n",
+        "one collective per pass, not",
+        run="10_sync_batch_norm",
+        ranks=4,
+    ),
 ]
