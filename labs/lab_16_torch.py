@@ -120,7 +120,9 @@ def refusals(group: Group, cfg: Config) -> dict[str, str]:
         said["8 rows in 3 micro-batches"] = ""
     except Exception as error:  # of which kind depends on the rank: one finds it, others wait for that one
         text = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in gloo's source
-        said["8 rows in 3 micro-batches"] = f"{type(error).__name__}: {text}"
+        in_vain = "Timed out" in text or "Connection closed" in text
+        found = "waits in vain for another rank" if in_vain else f"{type(error).__name__}: {text}"
+        said["8 rows in 3 micro-batches"] = found
     return said
 
 

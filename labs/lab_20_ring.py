@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 aten = torch.ops.aten
+Group = dist.ProcessGroup | None
+Mask = Tensor | None  # (queries, keys), whether both are of one document; None: they all are
 
 
 def chunks_of(rank: int, ranks: int, zigzag: bool = True) -> list[int]:
@@ -23,9 +26,7 @@ def chunks_of(rank: int, ranks: int, zigzag: bool = True) -> list[int]:
     return [rank, 2 * ranks - 1 - rank] if zigzag else [2 * rank, 2 * rank + 1]
 
 
-def part_of(
-    whole: torch.Tensor, dim: int, group: dist.ProcessGroup | None = None, zigzag: bool = True
-) -> torch.Tensor:
+def part_of(whole: Tensor, dim: int, group: Group = None, zigzag: bool = True) -> Tensor:
     """This rank's two chunks of ``whole``, cut along ``dim``, as a tensor of its own.
 
     Raises:
@@ -38,31 +39,30 @@ def part_of(
     return torch.cat([chunks[number] for number in chunks_of(rank, ranks, zigzag)], dim)
 
 
-def repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def repeated(keys: Tensor, q: Tensor) -> Tensor:
     """Grouped queries: each head of keys, (batch, heads, ...), once for each query head that shares it."""
     return keys.repeat_interleave(q.shape[1] // keys.shape[1], dim=1)
 
 
-def summed(gradient: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def summed(gradient: Tensor, keys: Tensor) -> Tensor:
     """The backward of ``repeated``."""
     return gradient.unflatten(1, (keys.shape[1], -1)).sum(2)
 
 
-def accumulated(q: torch.Tensor) -> torch.dtype:
+def accumulated(q: Tensor) -> torch.dtype:
     """What is added up over the steps of the ring has this type: not bfloat16."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
-def by_flash(q: torch.Tensor, same: torch.Tensor | None) -> bool:
+def by_flash(q: Tensor, same: Mask) -> bool:
     """Whether torch's flash kernel for CPUs computes a block. In float64 we write it out, to prove it."""
     return q.device.type == "cpu" and q.dtype != torch.float64 and same is None
 
 
-def scores_of(q: torch.Tensor, k: torch.Tensor, diagonal: bool, same: torch.Tensor | None) -> torch.Tensor:
+def scores_of(q: Tensor, k: Tensor, diagonal: bool, same: Mask) -> Tensor:
     """(batch, heads, queries, keys), in float32 at least.
 
-    ``diagonal``: of the same positions, so a query sees no key after its own. ``same``: (queries, keys),
-    whether both are of one document; None: they all are.
+    ``diagonal``: of the same positions, so a query sees no key after its own.
     """
     scores = (q @ k.transpose(-2, -1)).to(accumulated(q)) / math.sqrt(q.shape[-1])
     if diagonal:
@@ -71,9 +71,7 @@ def scores_of(q: torch.Tensor, k: torch.Tensor, diagonal: bool, same: torch.Tens
     return scores if same is None else scores.masked_fill(~same, -math.inf)
 
 
-def block_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, diagonal: bool, same: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def block_forward(q: Tensor, k: Tensor, v: Tensor, diagonal: bool, same: Mask) -> tuple[Tensor, Tensor]:
     """Attention to these keys alone, (batch, heads, queries, width), and its logsumexp, (..., queries).
 
     The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys. A flash
@@ -88,9 +86,7 @@ def block_forward(
     return (scores - finite.unsqueeze(-1)).exp().to(v.dtype) @ v, lse
 
 
-def merge(
-    out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Attention to some keys and attention to others become attention to all of these, with its logsumexp.
 
     Only differences of logsumexps are raised to exp, so nothing overflows: an online softmax.
@@ -102,15 +98,8 @@ def merge(
 
 
 def block_backward(
-    gradient: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    diagonal: bool,
-    same: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, diagonal: bool, same: Mask
+) -> tuple[Tensor, Tensor, Tensor]:
     """What a block adds to the gradients of q, k and v.
 
     ``out`` and ``lse`` are those of *all* keys, so that the weights are the true ones. ``gradient`` is that
@@ -149,11 +138,11 @@ def blocks(queries: list[int], keys: list[int], width: int) -> list[tuple[slice,
 class Part:
     """Queries, (batch, heads, length, width), of some chunks of a sequence that may hold documents."""
 
-    q: torch.Tensor
+    q: Tensor
     chunks: list[int]
-    documents: torch.Tensor | None = None
+    documents: Tensor | None = None
 
-    def blocks(self, keys: list[int]) -> list[tuple[slice, slice, bool, torch.Tensor | None]]:
+    def blocks(self, keys: list[int]) -> list[tuple[slice, slice, bool, Mask]]:
         """The blocks with the chunks ``keys``: where, on the diagonal, and who is of one document.
 
         A block of two documents is left out. Where all are of one, a kernel needs no mask.
@@ -173,9 +162,7 @@ class Part:
         return found
 
 
-def forward_blocks(
-    part: Part, kv: torch.Tensor, keys: list[int], out: torch.Tensor, lse: torch.Tensor
-) -> None:
+def forward_blocks(part: Part, kv: Tensor, keys: list[int], out: Tensor, lse: Tensor) -> None:
     """Merge attention to these keys and values, (2, batch, heads, length, width), into ``out``, ``lse``."""
     k, v = kv
     for rows, columns, *kind in part.blocks(keys):
@@ -184,27 +171,16 @@ def forward_blocks(
 
 
 def backward_blocks(
-    gradient: torch.Tensor,
-    part: Part,
-    kv: torch.Tensor,
-    keys: list[int],
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    of_q: torch.Tensor,
-) -> torch.Tensor:
+    gradient: Tensor, part: Part, kv: Tensor, keys: list[int], out: Tensor, lse: Tensor, of_q: Tensor
+) -> Tensor:
     """Add to ``of_q``, the gradient of q, and return what these queries add to the gradient of ``kv``."""
     k, v = kv
     of_kv = torch.zeros_like(kv, dtype=accumulated(kv))
     for rows, columns, *kind in part.blocks(keys):
-        more_q, more_k, more_v = block_backward(
-            gradient[..., rows, :],
-            part.q[..., rows, :],
-            k[..., columns, :],
-            v[..., columns, :],
-            out[..., rows, :],
-            lse[..., rows],
-            *kind,
-        )
+        of_rows = gradient[..., rows, :], part.q[..., rows, :]
+        of_columns = k[..., columns, :], v[..., columns, :]
+        of_all = out[..., rows, :], lse[..., rows]
+        more_q, more_k, more_v = block_backward(*of_rows, *of_columns, *of_all, *kind)
         of_q[..., rows, :] += more_q
         of_kv[0][..., columns, :] += more_k
         of_kv[1][..., columns, :] += more_v
@@ -214,7 +190,7 @@ def backward_blocks(
 class Shift:
     """A tensor that is on its way to the next rank of the ring, while that of the rank before arrives."""
 
-    def __init__(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, tensor: Tensor, group: Group) -> None:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         self.incoming = torch.empty_like(tensor)
         operations = [
@@ -223,7 +199,7 @@ class Shift:
         ]
         self.works = dist.batch_isend_irecv(operations)
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Tensor:
         """What the rank before has sent."""
         for work in self.works:
             work.wait()
@@ -235,14 +211,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        group: dist.ProcessGroup | None,
-        zigzag: bool,
-        documents: torch.Tensor | None,
-    ) -> torch.Tensor:
+        ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, zigzag: bool, documents: Tensor | None
+    ) -> Tensor:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         chunks = [chunks_of(one, ranks, zigzag) for one in range(ranks)]
         part = Part(q, chunks[rank], documents)
@@ -263,7 +233,7 @@ class RingAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Keys and values go round once more. Their gradients follow them, and end where the keys belong."""
         q, k, v, out, lse = ctx.saved_tensors
         group, chunks = ctx.group, ctx.chunks
@@ -293,13 +263,8 @@ class RingAttention(torch.autograd.Function):
 
 
 def ring_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-    zigzag: bool = True,
-    documents: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, group: Group = None, zigzag: bool = True, documents: Tensor | None = None
+) -> Tensor:
     """Causal attention, (batch, heads, length / N, head width) each, of parts cut by ``part_of``.
 
     ``k`` and ``v`` may have fewer heads than ``q``, if these divide its heads. ``documents``: (length,), the
@@ -323,9 +288,7 @@ def setup() -> torch.device:
     return device
 
 
-def attention_alone(
-    qkv: list[torch.Tensor], gradient: torch.Tensor, documents: torch.Tensor | None = None
-) -> list[torch.Tensor]:
+def attention_alone(qkv: list[Tensor], gradient: Tensor, documents: Tensor | None = None) -> list[Tensor]:
     """Output and gradients of q, k and v, by torch in one process."""
     leaves = [tensor.clone().requires_grad_() for tensor in qkv]
     seen = torch.ones(2 * gradient.shape[-2:-1], dtype=torch.bool, device=gradient.device).tril()
@@ -336,12 +299,11 @@ def attention_alone(
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def attention_on_ring(qkv: list[torch.Tensor], gradient: torch.Tensor, **options) -> list[torch.Tensor]:
-    """The same for this rank's part."""
-    zigzag = options.get("zigzag", True)
-    leaves = [part_of(tensor, -2, zigzag=zigzag).requires_grad_() for tensor in qkv]
-    out = ring_attention(*leaves, **options)
-    out.backward(part_of(gradient, -2, zigzag=zigzag))
+def attention_on_ring(qkv: list[Tensor], gradient: Tensor, documents: Tensor | None = None) -> list[Tensor]:
+    """The same for this rank's part of a zigzag."""
+    leaves = [part_of(tensor, -2).requires_grad_() for tensor in qkv]
+    out = ring_attention(*leaves, documents=documents)
+    out.backward(part_of(gradient, -2))
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
@@ -357,25 +319,17 @@ def main() -> None:
     sequence = torch.randn(4, 2, 4, length, 8, dtype=torch.float64, device=device)
     dist.broadcast(sequence, src=0)  # one truth for all
     q, k, v, gradient = sequence
-    k, v = k[:, :2], v[:, :2]  # two query heads share a key head
-    documents = torch.arange(length, device=device) // (5 * ranks)  # none of them ends where a chunk does
+    qkv = [q, k[:, :2], v[:, :2]]  # two query heads share a key head
+    packed = torch.arange(length, device=device) // (5 * ranks)  # no document ends where a chunk does
 
-    for name, options in {
-        "in order": {"zigzag": False},
-        "zigzag": {},
-        "zigzag, packed documents": {"documents": documents},
-    }.items():
-        ours = attention_on_ring([q, k, v], gradient, **options)
-        alone = attention_alone([q, k, v], gradient, options.get("documents"))
+    for name, documents in {"one document": None, "packed documents": packed}.items():
+        ours = attention_on_ring(qkv, gradient, documents)
+        alone = attention_alone(qkv, gradient, documents)
         for what, found, one in zip(NAMES, ours, alone, strict=True):
-            expected = part_of(one, -2, zigzag=options.get("zigzag", True))
-            assert torch.allclose(found, expected, rtol=0, atol=1e-12), f"rank {rank}: {name}: {what} differs"
+            same = torch.allclose(found, part_of(one, -2), rtol=0, atol=1e-12)
+            assert same, f"rank {rank}: {name}: {what} differs"
         if rank == 0:
             print(f"{name}: equal to one process: {', '.join(NAMES)}")
-            for one in range(ranks) if "documents" not in options else ():
-                chunks = chunks_of(one, ranks, **options)
-                work = len(blocks(chunks, list(range(2 * ranks)), 1))
-                print(f"  rank {one} holds chunks {chunks} of {2 * ranks} and computes {work} blocks")
     dist.barrier()
     dist.destroy_process_group()
 

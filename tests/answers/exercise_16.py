@@ -24,7 +24,8 @@ ANSWERS = [
     wrong(
         "Begins with a micro-batch before it has let go of another one.",
         "rank 0 holds 3 micro-batches at once, 2 are allowed",
-        (W_IN_BETWEEN + FORWARD.lstrip(), FORWARD + W_IN_BETWEEN.lstrip()),
+        (W_IN_BETWEEN, ""),
+        (FORWARD, FORWARD + W_IN_BETWEEN.lstrip()),
     ),
     wrong(
         "Plays the whole pipeline, unit by unit: a rank does I if it can, else F if there is room, else W.",

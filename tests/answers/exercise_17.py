@@ -30,13 +30,41 @@ ANSWERS = [
         ("self.down_weight)) + self.down_bias", "self.down_weight, self.down_bias))"),
     ),
     wrong(
+        "Adds its share of the bias to each summand.",
+        "the gradient of down_bias is 3 times too small",
+        ("self.down_weight)) + self.down_bias", "self.down_weight, self.down_bias / dist.get_world_size()))"),
+    ),
+    wrong(
+        "f stands before up alone.",
+        "lacks what other ranks have from gate",
+        ("x = CopyToRanks.apply(x)", ""),
+        (
+            "F.linear(x, self.up_weight, self.up_bias)",
+            "F.linear(CopyToRanks.apply(x), self.up_weight, self.up_bias)",
+        ),
+    ),
+    wrong(
+        "f stands before gate alone.",
+        "lacks what other ranks have from up",
+        ("x = CopyToRanks.apply(x)", ""),
+        (
+            "F.linear(x, self.gate_weight, self.gate_bias)",
+            "F.linear(CopyToRanks.apply(x), self.gate_weight, self.gate_bias)",
+        ),
+    ),
+    wrong(
+        "Sums in float32.",
+        "is right to float32 alone",
+        (SUM, SUM.replace("x.clone()", "x.float()").replace("return total", "return total.to(x.dtype)")),
+    ),
+    wrong(
         "Sums in place.",
         "CopyToRanks.backward changes the gradient",
         ("total = gradient.clone()", "total = gradient"),
     ),
     wrong(
         "Rank r takes each N-th hidden number.",
-        "gate_weight: differs",
+        "gate_weight holds each N-th hidden number",
         __init__="""
         self.gate_weight = nn.Parameter(whole.gate.weight.detach()[rank::ranks].clone())
         self.gate_bias = nn.Parameter(whole.gate.bias.detach()[rank::ranks].clone())

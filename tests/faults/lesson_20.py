@@ -106,7 +106,7 @@ FAULTS: list[Fault] = [
         "20_ring",
         "                same = None if same.all() else same\n",
         "                same = None\n",
-        "zigzag, packed documents: output differs",
+        "packed documents: output differs",
     ),
     Fault(
         "20_gpt",

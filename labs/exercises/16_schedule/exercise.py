@@ -15,4 +15,14 @@ def schedule(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]
     - no rank holds more than ``ranks`` micro-batches at once, as in 1F1B,
     - the step takes no longer than 3 * micro_batches + ranks - 1.
     """
+    warm_up = min(ranks - rank, micro_batches)  # as in 1F1B
+    actions = [("F", number) for number in range(warm_up)]
+    for number in range(micro_batches):
+        actions.append(("I", number))
+        # Which W comes here, if any?
+        raise NotImplementedError  # your turn: replace this line
+        if number + warm_up < micro_batches:
+            actions.append(("F", number + warm_up))
+    # And which W are left?
     raise NotImplementedError  # your turn: replace this line
+    return actions

@@ -15,16 +15,20 @@ def schedule(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]
     - no rank holds more than ``ranks`` micro-batches at once, as in 1F1B,
     - the step takes no longer than 3 * micro_batches + ranks - 1.
     """
-    # solution: begin
-    warm_up = min(ranks - rank, micro_batches)
+    warm_up = min(ranks - rank, micro_batches)  # as in 1F1B
     actions = [("F", number) for number in range(warm_up)]
     for number in range(micro_batches):
         actions.append(("I", number))
+        # Which W comes here, if any?
+        # solution: begin
         if number >= rank:  # later ranks forward less to begin with, so they may put off more W
             actions.append(("W", number - rank))
+        # solution: end
         if number + warm_up < micro_batches:
             actions.append(("F", number + warm_up))
+    # And which W are left?
+    # solution: begin
     for number in range(max(0, micro_batches - rank), micro_batches):
         actions.append(("W", number))
-    return actions
     # solution: end
+    return actions

@@ -3,6 +3,7 @@
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -14,6 +15,7 @@ from shared.runtime.group import Group
 from shared.training.parity import assert_equal
 
 TOLERANCE = 1e-12  # float64
+ROUNDING = 1e-5  # of a sum in float32
 TRAFFIC = 1.05  # bytes sent, as a multiple of one all-reduce
 WIDTH = 10
 # {parameter: the dimension along which it is divided; None: all ranks have it}
@@ -57,16 +59,19 @@ def compare(what: str, found: torch.Tensor, expected: torch.Tensor, guesses: dic
         assert_equal(what, found, expected, TOLERANCE)
     except ParityError as error:
         for guess, wrong in guesses.items():
-            if wrong.shape == found.shape and torch.allclose(found, wrong, rtol=0, atol=TOLERANCE):
+            same_kind = (wrong.shape, wrong.dtype) == (found.shape, found.dtype)
+            if same_kind and torch.allclose(found, wrong, rtol=0, atol=TOLERANCE):
                 raise Wrong(f"{what} {guess}") from None
+        if found.shape == expected.shape and torch.allclose(found.double(), expected, rtol=0, atol=ROUNDING):
+            raise Wrong(f"{what} is right to float32 alone: sum in the type of what comes in") from None
         raise Wrong(str(error)) from None
 
 
-def summand_of(whole: Whole, x: torch.Tensor, group: Group) -> torch.Tensor:
-    """What this rank has to add to the sum, without the bias."""
+def summand_of(whole: Whole, into_gate: torch.Tensor, into_up: torch.Tensor, group: Group) -> torch.Tensor:
+    """What this rank has to add to the sum, without the bias. Both inputs are the same."""
     parts = {name: part_of(name, whole_of(whole, name), group) for name in CUT}
-    hidden = F.silu(F.linear(x, parts["gate_weight"], parts["gate_bias"]))
-    hidden = hidden * F.linear(x, parts["up_weight"], parts["up_bias"])
+    hidden = F.silu(F.linear(into_gate, parts["gate_weight"], parts["gate_bias"]))
+    hidden = hidden * F.linear(into_up, parts["up_weight"], parts["up_bias"])
     return F.linear(hidden, parts["down_weight"])
 
 
@@ -89,7 +94,13 @@ def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
         found = parameters[name].detach()
         if found.shape != expected.shape:
             raise Wrong(f"{name} is {tuple(found.shape)}, expected is {tuple(expected.shape)}")
-        compare(name, found, expected, {})
+        dim = CUT[name]
+        guesses = {}
+        if dim is not None:
+            indices = torch.arange(group.rank, whole_of(whole, name).shape[dim], group.world_size)
+            strided = whole_of(whole, name).detach().index_select(dim, indices.to(group.device))
+            guesses["holds each N-th hidden number; expected are consecutive ones"] = strided
+        compare(name, found, expected, guesses)
         held = parameters[name].untyped_storage().nbytes()
         if held != parameters[name].nbytes:
             raise Wrong(f"{name} is a view: it keeps {held} bytes alive for its {parameters[name].nbytes}")
@@ -110,9 +121,10 @@ def verify(answer: ModuleType, group: Group) -> str:
     whole = Whole(6 * n).to(group.device)
     x = torch.randn(4, 3, WIDTH, dtype=torch.float64, device=group.device)
     gradient = torch.randn_like(x)
-    x_summand = x.clone().requires_grad_()
-    summand = summand_of(whole, x_summand, group)
+    into_gate, into_up = x.clone().requires_grad_(), x.clone().requires_grad_()
+    summand = summand_of(whole, into_gate, into_up, group)
     summand.backward(gradient)
+    by_gate, by_up = into_gate.grad, into_up.grad
     whole.zero_grad()
     x_alone = x.clone().requires_grad_()
     y_alone = whole(x_alone)
@@ -144,10 +156,18 @@ def verify(answer: ModuleType, group: Group) -> str:
             raise Wrong(f"{name} has no gradient")
         expected = part_of(name, whole_of(whole, name).grad, group)
         guesses = {f"is {n} times too large: does a gradient get summed that is whole already?": n * expected}
+        if CUT[name] is None:
+            guesses[f"is {n} times too small: add the whole bias once, after the sum"] = expected / n
         compare(f"the gradient of {name}", p.grad, expected, guesses if n > 1 else {})
+    by_all = by_gate + by_up
+    sums = {"gate": by_gate.clone(), "up": by_up.clone()}
+    for total in sums.values():
+        dist.all_reduce(total)
     guesses = {
-        "is what came back through this rank's columns alone: the other ranks' are missing": x_summand.grad,
+        "is what came back through this rank's columns alone: the other ranks' are missing": by_all,
         "is the mean of what the ranks have, not their sum": x_alone.grad / n,
+        "lacks what other ranks have from gate: gate and up both need f": by_gate + sums["up"],
+        "lacks what other ranks have from up: gate and up both need f": sums["gate"] + by_up,
     }
     if x_split.grad is None:
         raise Wrong("the input has no gradient")

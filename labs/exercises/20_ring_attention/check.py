@@ -1,12 +1,17 @@
 """Check of exercise 20. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
+from shared.comm.late import LateWork
 from shared.comm.record import CommRecord, record
-from shared.lesson_20.flops import MatmulFlops
 from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
@@ -14,7 +19,64 @@ from shared.training.parity import assert_equal
 
 TOLERANCE = 1e-12  # float64
 BATCH, HEADS, CHUNK, WIDTH = 2, 3, 5, 4
-SPARE_BLOCKS = 1  # in the first step, one may compute a masked block together with its neighbours
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Sent:
+    """The work of a tensor that is being sent; it must not change before it is waited for."""
+
+    def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
+        self.work = work
+        self.tensor = tensor
+        self.before = tensor.clone()
+        self.delivered = False
+
+    def wait(self, *arguments: object) -> bool:
+        self.delivered = True
+        if not torch.equal(self.tensor, self.before):
+            raise Wrong("a tensor changes while it is being sent: wait first")
+        return self.work.wait(*arguments)
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    begins = max(one.data_ptr(), other.data_ptr())
+    return begins < min(one.data_ptr() + one.nbytes, other.data_ptr() + other.nbytes)
+
+
+@contextmanager
+def late_messages() -> Iterator[list[LateWork | Sent]]:
+    """What is received arrives only where it is waited for, as over a slow network. Until then it is NaN.
+
+    Over nccl, where a batch has one work, messages are as always.
+    """
+    launched: list[LateWork | Sent] = []
+
+    def refuse_shared(tensor: torch.Tensor, kind: type, reason: str) -> None:
+        for other in launched:
+            if isinstance(other, kind) and not other.delivered and overlap(other.tensor, tensor):
+                raise Wrong(reason)
+
+    def isend(tensor, *arguments, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
+        refuse_shared(tensor, LateWork, "a rank sends what it is still receiving: is there a wait?")
+        launched.append(Sent(real["isend"](tensor, *arguments, **options), tensor))
+        return launched[-1]
+
+    def irecv(tensor, *arguments, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
+        refuse_shared(
+            tensor, Sent, "a rank receives into a tensor that it is still sending: make another one"
+        )
+        result = torch.empty_like(tensor)
+        tensor.detach().fill_(math.nan)
+        launched.append(LateWork(real["irecv"](result, *arguments, **options), result, tensor))
+        return launched[-1]
+
+    real = {"isend": dist.isend, "irecv": dist.irecv}
+    with ExitStack() as patches:
+        if dist.get_backend() == "gloo":
+            for module in (dist, distributed_c10d):  # P2POp compares with the latter
+                patches.enter_context(patch.multiple(module, isend=isend, irecv=irecv))
+        yield launched
 
 
 def scores_of(q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -22,16 +84,15 @@ def scores_of(q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor) -> torch.Ten
     return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)
 
 
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> Tensors:
     """On one process: the output, and the logsumexp of each query."""
     scores = scores_of(q, k, seen)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-def causal(q_places: torch.Tensor, k_places: torch.Tensor) -> torch.Tensor:
-    return q_places.unsqueeze(-1) >= k_places
+def causal(of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch.Tensor:
+    """Positions of queries and keys to (queries, keys): which are seen."""
+    return of_queries.unsqueeze(-1) >= of_keys
 
 
 def compare(
@@ -48,15 +109,31 @@ def compare(
         assert_equal(what, found, expected, tolerance)
     except ParityError as error:
         for guess, wrong in guesses.items():
-            if wrong.shape == found.shape and torch.allclose(found, wrong, rtol=0, atol=tolerance):
+            same_kind = (wrong.shape, wrong.dtype) == (found.shape, found.dtype)
+            if same_kind and torch.allclose(found, wrong, rtol=0, atol=tolerance):
                 raise Wrong(f"{what} {guess}") from None
         raise Wrong(str(error)) from None
 
 
-def two_of(what: str, result: object) -> tuple:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise Wrong(f"{what} returns {type(result).__name__}, expected are an output and a logsumexp")
+def compare_arrived(
+    what: str, found: object, expected: torch.Tensor, guesses: dict[str, torch.Tensor]
+) -> None:
+    """The same for what was made of messages, which are NaN as long as nobody waits for them."""
+    if isinstance(found, torch.Tensor) and found.isnan().any():
+        raise Wrong(f"{what} has NaN: is something used before the wait for it?")
+    compare(what, found, expected, guesses)
+
+
+def tensors_of(what: str, result: object, names: tuple[str, ...]) -> tuple:
+    if not isinstance(result, tuple) or len(result) != len(names):
+        raise Wrong(f"{what} returns {type(result).__name__}, expected are {', '.join(names)}")
     return result
+
+
+def check_unchanged(what: str, given: dict[str, torch.Tensor], before: list[torch.Tensor]) -> None:
+    for (name, tensor), copy in zip(given.items(), before, strict=True):
+        if not torch.equal(tensor, copy):
+            raise Wrong(f"{what} changes {name}; leave its arguments as they are")
 
 
 def check_merge(answer: ModuleType, group: Group, scale: float, empty: bool = False) -> None:
@@ -72,100 +149,157 @@ def check_merge(answer: ModuleType, group: Group, scale: float, empty: bool = Fa
     if empty:
         first = (torch.zeros_like(out), torch.full_like(lse, -math.inf))
         out, lse = second
-    given = [*first, *second]
-    before = [tensor.clone() for tensor in given]
-    merged, both = two_of("merge", answer.merge(*given))
-    for name, tensor, copy in zip(("out", "lse", "more", "more_lse"), given, before, strict=True):
-        if not torch.equal(tensor, copy):
-            raise Wrong(f"merge changes {name}; leave its arguments as they are")
+    given = dict(zip(("out", "lse", "more", "more_lse"), (*first, *second), strict=True))
+    before = [tensor.clone() for tensor in given.values()]
+    merged, both = tensors_of("merge", answer.merge(*given.values()), ("an output", "a logsumexp"))
+    check_unchanged("merge", given, before)
     kind = "with no keys before" if empty else f"of scores up to {q.abs().max().item():.0f}"
-    swapped = (first[0] * weight(second[1], lse)) + second[0] * weight(first[1], lse)
-    guesses = {
-        "is the mean of the two: the part with larger scores has to weigh more": (first[0] + second[0]) / 2,
-        "gives each part the weight of the other one": swapped,
-    }
-    larger = {"is the larger of the two": torch.maximum(before[1], before[3])}
+    mean = (first[0] + second[0]) / 2
+    larger = torch.maximum(before[1], before[3])
+    guesses = {} if empty else {"is the mean of the two: the part with larger scores has to weigh more": mean}
+    of_lse = {} if empty else {"is the larger of the two": larger}
     tolerance = scale * TOLERANCE  # large scores leave fewer digits for their differences
-    compare(f"merge {kind}: the output", merged, out, {} if empty else guesses, tolerance)
-    compare(f"merge {kind}: the logsumexp", both, lse, {} if empty else larger, tolerance)
+    compare(f"merge {kind}: the output", merged, out, guesses, tolerance)
+    compare(f"merge {kind}: the logsumexp", both, lse, of_lse, tolerance)
 
 
-def weight(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    return (part - whole).exp().unsqueeze(-1)
-
-
-def check_messages(log: CommRecord, kv: int, group: Group) -> None:
-    """Keys and values go round a ring, N - 1 times."""
-    n = group.world_size
+def check_messages(what: str, log: CommRecord, launched: list, most: int, group: Group) -> None:
+    """All go to the next rank, ``most`` bytes, and each is waited for."""
     others = {call.op for call in log.calls} - {"send", "recv"}
     if others:
-        raise Wrong(f"{', '.join(sorted(others))} is called; keys and values are to go from rank to rank")
-    following = (group.rank + 1) % n
+        raise Wrong(f"{what}: {', '.join(sorted(others))} is called; tensors are to go from rank to rank")
+    following = (group.rank + 1) % group.world_size
     for call in log.of("send"):
         if call.peer != following:
-            raise Wrong(f"rank {group.rank} sends to rank {call.peer}, the next one is rank {following}")
-    if log.bytes("send") != (n - 1) * kv:
-        raise Wrong(
-            f"a rank sends {log.bytes('send'):,} bytes; keys and values, N - 1 times, are {(n - 1) * kv:,}"
-        )
+            raise Wrong(
+                f"{what}: rank {group.rank} sends to rank {call.peer}, the next one is rank {following}"
+            )
+    forgotten = sum(not work.delivered for work in launched)
+    if forgotten:
+        raise Wrong(f"{what}: {forgotten} of {len(launched)} sends and receives are never waited for")
+    if log.bytes("send") > most:
+        raise Wrong(f"{what}: a rank sends {log.bytes('send'):,} bytes, {most:,} are enough")
 
 
-def check_work(flops: int, q: torch.Tensor, group: Group) -> float:
-    """How many blocks were computed: two products of matrices each."""
-    n = group.world_size
-    blocks = flops / (4 * BATCH * HEADS * CHUNK**2 * q.shape[-1])
-    if blocks > 2 * n + 1 + SPARE_BLOCKS:
-        raise Wrong(f"rank {group.rank} computes {blocks:g} blocks, {2 * n + 1} are enough")
-    return blocks
+class Sequence:
+    """The whole sequence, on each rank, and what lies where."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.ranks = group.rank, group.world_size
+        length = 2 * self.ranks * CHUNK
+        generator = torch.Generator().manual_seed(20)
+        sequence = torch.randn(4, BATCH, HEADS, length, WIDTH, dtype=torch.float64, generator=generator)
+        self.q, self.k, self.v, self.gradient = sequence.to(group.device)
+        self.positions = torch.arange(length, device=group.device)
+        self.everything = causal(self.positions, self.positions)
+        self.out, self.lse = attention(self.q, self.k, self.v, self.everything)
+
+    def held_by(self, rank: int) -> torch.Tensor:
+        chunks = self.positions.chunk(2 * self.ranks)
+        return torch.cat([chunks[rank % self.ranks], chunks[2 * self.ranks - 1 - rank % self.ranks]])
+
+    def by_direction(self, own: torch.Tensor) -> Tensors:
+        """Output and logsumexp, if what arrives in step s is taken for the keys of rank + s."""
+        steps = range(self.ranks)
+        arrived = torch.cat([self.held_by(self.rank - step) for step in steps])
+        taken_for = torch.cat([self.held_by(self.rank + step) for step in steps])
+        k, v = self.k[..., arrived, :], self.v[..., arrived, :]
+        return attention(self.q[..., own, :], k, v, causal(own, taken_for))
+
+    def are_of_one_chunk(self, own: torch.Tensor, lse: torch.Tensor) -> bool:
+        """Whether each number in ``lse`` is the logsumexp of a query's scores with one chunk of keys."""
+        found = torch.zeros_like(lse, dtype=torch.bool)
+        for columns in self.positions.chunk(2 * self.ranks):
+            scores = scores_of(self.q[..., own, :], self.k[..., columns, :], causal(own, columns))
+            found |= torch.isclose(lse, scores.logsumexp(-1), rtol=0, atol=TOLERANCE)
+        return bool(found.all())
+
+    def gradients(self, queries: torch.Tensor, keys: torch.Tensor, lse: torch.Tensor) -> Tensors:
+        """What the queries at these positions and these keys give to the gradients of q, k and v."""
+        q, k, v = self.q[..., queries, :], self.k[..., keys, :], self.v[..., keys, :]
+        gradient, out = self.gradient[..., queries, :], self.out[..., queries, :]
+        weights = (scores_of(q, k, causal(queries, keys)) - lse.unsqueeze(-1)).exp()
+        of_scores = gradient @ v.transpose(-2, -1) - (gradient * out).sum(-1, keepdim=True)
+        of_scores = weights * of_scores / math.sqrt(WIDTH)
+        return of_scores @ k, of_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ gradient
+
+
+def check_forward(answer: ModuleType, group: Group, whole: Sequence) -> int:
+    """The bytes that were sent."""
+    own = whole.held_by(group.rank)
+    given = {name: getattr(whole, name)[..., own, :] for name in "qkv"}
+    before = [tensor.clone() for tensor in given.values()]
+    with record() as log, late_messages() as launched:
+        result = answer.ring_attention(*given.values())
+    out, lse = tensors_of("ring_attention", result, ("an output", "a logsumexp"))
+    check_unchanged("ring_attention", given, before)
+    most = (whole.ranks - 1) * (given["k"].nbytes + given["v"].nbytes)
+    check_messages("ring_attention", log, launched, most, group)
+    wrong_source = whole.by_direction(own)
+    source = "takes what arrives for another rank's keys: in step s they are those of rank - s"
+    of_lse = {source: wrong_source[1], "stays -inf: keep what merge returns": torch.full_like(lse, -math.inf)}
+    if whole.are_of_one_chunk(own, lse):
+        of_lse["is that of one block alone: keep what merge returns"] = lse
+    compare_arrived("ring_attention: the logsumexp", lse, whole.lse[..., own], of_lse)
+    compare_arrived("ring_attention: the output", out, whole.out[..., own, :], {source: wrong_source[0]})
+    return log.bytes("send")
+
+
+def check_weights(answer: ModuleType, whole: Sequence) -> None:
+    """Of the last chunk of queries, to the first chunk of keys and to its own."""
+    rows = whole.positions[-CHUNK:]
+    q, lse = whole.q[..., rows, :], whole.lse[..., rows]
+    for columns in (whole.positions[:CHUNK], rows):
+        k = whole.k[..., columns, :]
+        scores = scores_of(q, k, causal(rows, columns))
+        found = answer.weights_of(q, k, lse, columns is rows)
+        guesses = {"add up to 1 over one block: the logsumexp is that of all keys": scores.softmax(-1)}
+        compare("weights_of: the weights", found, (scores - lse.unsqueeze(-1)).exp(), guesses)
+
+
+def check_backward(answer: ModuleType, group: Group, whole: Sequence) -> int:
+    """The bytes that were sent."""
+    rank, own = group.rank, whole.held_by(group.rank)
+    given = {name: getattr(whole, name)[..., own, :] for name in ("gradient", "q", "k", "v", "out")}
+    given["lse"] = whole.lse[..., own]
+    before = [tensor.clone() for tensor in given.values()]
+    with record() as log, late_messages() as launched:
+        result = answer.ring_backward(*given.values())
+    found = tensors_of("ring_backward", result, ("the gradients of q", "k", "v"))
+    check_unchanged("ring_backward", given, before)
+    most = 2 * whole.ranks * (given["k"].nbytes + given["v"].nbytes)
+    check_messages("ring_backward", log, launched, most, group)
+    expected = whole.gradients(whole.positions, whole.positions, whole.lse)
+    shares = [whole.gradients(own, whole.held_by(one), whole.lse[..., own]) for one in range(whole.ranks)]
+    for which, name in enumerate("qkv"):
+        guesses = {}
+        if name != "q":
+            guesses = {
+                "lacks what other ranks' queries give: it has to travel with the keys": shares[rank][which],
+                "is what our queries give to the keys of all ranks: it has to travel with the keys": sum(
+                    share[which] for share in shares
+                ),
+            }
+            for other in range(whole.ranks):
+                if other != rank:
+                    theirs = expected[which][..., whole.held_by(other), :]
+                    guesses[f"is that of rank {other}'s keys: it has not come home"] = theirs
+        what = f"ring_backward: the gradient of {name}"
+        compare_arrived(what, found[which], expected[which][..., own, :], guesses)
+    return log.bytes("send")
 
 
 def verify(answer: ModuleType, group: Group) -> str:
     check_merge(answer, group, scale=1.0)
     check_merge(answer, group, scale=300.0)
     check_merge(answer, group, scale=1.0, empty=True)
-
-    n, rank = group.world_size, group.rank
-    length = 2 * n * CHUNK
-    generator = torch.Generator().manual_seed(20)
-    sequence = torch.randn(3, BATCH, HEADS, length, WIDTH, dtype=torch.float64, generator=generator)
-    sequence = sequence.to(group.device)
-    places = torch.arange(length, device=group.device)
-    chunks = places.chunk(2 * n)
-    own = torch.cat([chunks[rank], chunks[2 * n - 1 - rank]])
-    whole_q, whole_k, whole_v = sequence
-    q, k, v = sequence[..., own, :]
-    expected, expected_lse = attention(q, whole_k, whole_v, causal(own, places))
-
-    def guess(seen: torch.Tensor) -> torch.Tensor:
-        return attention(q, whole_k, whole_v, seen)[0]
-
-    in_order = places.chunk(n)[rank]
-    order = torch.cat([torch.cat([chunks[one], chunks[2 * n - 1 - one]]) for one in range(n)])
-    as_if_in_order = attention(q, whole_k[..., order, :], whole_v[..., order, :], causal(in_order, places))[0]
-    up_to_own_chunk = causal(own // CHUNK, places // CHUNK)
-    own_keys = causal(own, places) & torch.isin(places, own)
-    guesses = {
-        "takes the two chunks for neighbours: rank r holds chunks r and 2N - 1 - r": as_if_in_order,
-        "sees later keys of the query's own chunk: pass diagonal where both are the same chunk": guess(
-            up_to_own_chunk
-        ),
-        "sees all keys, later ones too": guess(torch.ones_like(own_keys)),
-        "is attention to this rank's own keys alone": guess(own_keys),
-    }
-    given = [q.clone(), k.clone(), v.clone()]
-    with record() as log, MatmulFlops() as flops:
-        result = answer.ring_attention(*given)
-    out, lse = two_of("ring_attention", result)
-    for name, tensor, before in zip("qkv", given, (q, k, v), strict=True):
-        if not torch.equal(tensor, before):
-            raise Wrong(f"ring_attention changes {name}; leave its arguments as they are")
-    compare("ring_attention: the output", out, expected, guesses if n > 1 else {})
-    compare("ring_attention: the logsumexp", lse, expected_lse, {})
-    check_messages(log, k.nbytes + v.nbytes, group)
-    blocks = check_work(flops.total, q, group)
+    whole = Sequence(group)
+    forward = check_forward(answer, group, whole)
+    check_weights(answer, whole)
+    backward = check_backward(answer, group, whole)
     return (
-        f"equal to attention on one process; {blocks:g} of {(2 * n) ** 2} blocks on each of {n} ranks, "
-        f"{log.bytes('send'):,} bytes sent. Well done."
+        f"output and gradients equal those of one process; each of {whole.ranks} ranks sent "
+        f"{forward:,} bytes forward and {backward:,} backward. Well done."
     )
 
 

@@ -1,4 +1,4 @@
-"""Exercise 20: ring attention, forward: causal, and each rank with as much work as the others."""
+"""Exercise 20: ring attention over a zigzag, forward and backward."""
 
 import math
 
@@ -6,20 +6,38 @@ import torch
 import torch.distributed as dist
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, diagonal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Given: attention of some queries to some keys alone, and the logsumexp of each query's scores.
+def blocks(source: int, length: int) -> list[tuple[slice, slice, bool]]:
+    """Given: which blocks this rank computes with the keys of rank ``source``.
 
-    (..., queries, width) and (..., queries). ``diagonal``: both are of the same positions, so that a query
-    sees no key after its own.
+    Of 2N chunks rank r holds r and 2N - 1 - r, in that order, ``length`` positions together. A block is
+    (where in the queries, where in the keys, diagonal). No block has keys of a later chunk. ``diagonal``:
+    both are of the same chunk.
     """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    halves = (slice(0, length // 2), slice(length // 2, length))
+    found = []
+    for rows, query in zip(halves, (rank, 2 * ranks - 1 - rank), strict=True):
+        for columns, key in zip(halves, (source, 2 * ranks - 1 - source), strict=True):
+            if key <= query:
+                found.append((rows, columns, key == query))
+    return found
+
+
+def scores_of(q: torch.Tensor, k: torch.Tensor, diagonal: bool) -> torch.Tensor:
+    """Given: (..., queries, keys). On the diagonal a query sees no key after its own."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if diagonal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    lse = scores.logsumexp(-1)
-    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
+    return scores
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, diagonal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Given: attention to these keys alone, (..., queries, width), and its logsumexp, (..., queries)."""
+    scores = scores_of(q, k, diagonal)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 def merge(
@@ -38,17 +56,83 @@ def merge(
     raise NotImplementedError  # your turn: replace this line
 
 
-def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention over a sequence of 2N chunks. Rank r holds chunks r and 2N - 1 - r, in that order.
-
-    Args:
-        q, k, v: (batch, heads, two chunks, width) of this rank. Leave them as they are.
+def to_next_rank(tensor: torch.Tensor) -> tuple[torch.Tensor, list[dist.Work]]:
+    """Begin to send ``tensor`` to the next rank (the last one to rank 0), and to receive the previous one's.
 
     Returns:
-        The output, and the logsumexp of each query, (batch, heads, two chunks).
-
-    Keys and values go to the next rank, N - 1 times. Rank N - 1 sends to rank 0. Compute no block of
-    queries and keys that the order of the sequence forbids: 2N + 1 of them are left on each rank.
+        The tensor that is received, and the works to wait for before anybody uses it.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     raise NotImplementedError  # your turn: replace this line
+
+
+def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention over the whole sequence; keys and values go to the next rank, N - 1 times.
+
+    Args:
+        q, k, v: (batch, heads, length, width) of this rank's two chunks. Leave them as they are.
+
+    Returns:
+        The output, and the logsumexp of each query, (batch, heads, length).
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    out = torch.zeros_like(q)
+    lse = q.new_full(q.shape[:-1], -math.inf)  # no keys yet
+    kv = torch.stack([k, v])
+    for step in range(ranks):
+        raise NotImplementedError  # your turn: replace this line
+    return out, lse
+
+
+def weights_of(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, diagonal: bool) -> torch.Tensor:
+    """The softmax weights of one block, (..., queries, keys), as they are in attention to *all* keys.
+
+    ``lse``: (..., queries), what ``ring_attention`` returned.
+    """
+    scores = scores_of(q, k, diagonal)
+    raise NotImplementedError  # your turn: replace this line
+
+
+def add_gradients(
+    source: int,
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    of_q: torch.Tensor,
+    of_kv: torch.Tensor,
+) -> None:
+    """Given: our queries with the keys and values of rank ``source``; adds to ``of_q`` and ``of_kv``."""
+    for rows, columns, diagonal in blocks(source, q.shape[-2]):
+        keys, values = kv[..., columns, :]
+        weights = weights_of(q[..., rows, :], keys, lse[..., rows], diagonal)
+        of_out = gradient[..., rows, :]
+        of_weights = of_out @ values.transpose(-2, -1)
+        of_scores = weights * (of_weights - (of_out * out[..., rows, :]).sum(-1, keepdim=True))
+        of_scores = of_scores / math.sqrt(q.shape[-1])
+        of_q[..., rows, :] += of_scores @ keys
+        of_kv[0][..., columns, :] += of_scores.transpose(-2, -1) @ q[..., rows, :]
+        of_kv[1][..., columns, :] += weights.transpose(-2, -1) @ of_out
+
+
+def ring_backward(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of this rank's q, k and v. Send each tensor at most N times.
+
+    ``gradient`` is that of ``out``; ``out`` and ``lse`` are what ``ring_attention`` returned. Keys and values
+    go round once more. Their gradient travels with them, and ends on the rank that they belong to.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    of_q = torch.zeros_like(q)
+    kv = torch.stack([k, v])
+    of_kv = torch.zeros_like(kv)
+    for step in range(ranks):
+        raise NotImplementedError  # your turn: replace this line
+    return of_q, of_kv[0], of_kv[1]
