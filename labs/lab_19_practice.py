@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_practice.py
 Written by:  notebooks/19_fsdp.ipynb
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -140,12 +141,15 @@ def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]
     return peaks
 
 
+def on_meta() -> ScaledNet:
+    with torch.device("meta"):
+        return ScaledNet()
+
+
 def from_meta(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     """No rank ever holds the whole model: shards without memory, then memory, then rank 0's values."""
     x, _ = own_batch(cfg, group)
-    with torch.device("meta"):
-        model = ScaledNet().double()
-    shard(model, mesh)
+    model = shard(on_meta().double(), mesh)
     assert all(p.is_meta for p in model.parameters())
     torch.use_deterministic_algorithms(True)  # then memory that nobody has written holds NaN
     model.to_empty(device=group.device)
@@ -163,6 +167,63 @@ def from_meta(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         model.scale.fill_(0.5)
         torch.testing.assert_close(model(x), new_net(cfg, group)(x), rtol=0, atol=cfg.tolerance)
     print_on_rank_0("from meta: all parameters are rank 0's; the output is NaN until the buffer is set, too")
+
+
+def draw_shards(model: nn.Module, blank: nn.Module, seed: int) -> None:
+    """Give the shards of ``model`` the first values that one process would draw for the whole of it.
+
+    Each rank draws the same whole layers, one at a time, and keeps its shard of each.
+
+    Args:
+        model: sharded, with memory.
+        blank: the same model on meta, not sharded. It is used up.
+    """
+    torch.manual_seed(seed)
+    for prefix, layer in blank.named_modules():
+        if not list(layer.parameters(recurse=False)):
+            continue
+        layer.to_empty(device=next(model.parameters()).device)
+        layer.reset_parameters()
+        for name, p in list(layer.named_parameters()):
+            kept = model.get_parameter(f"{prefix}.{name}").detach()
+            parts = p.detach().chunk(kept.device_mesh.size())  # along the first dimension, as FSDP2 cuts
+            rank = kept.device_mesh.get_local_rank()
+            if rank < len(parts):
+                kept.to_local().copy_(parts[rank])
+            delattr(layer, name)
+
+
+def first_values(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """From meta without a checkpoint: layer by layer, and by ``reset_parameters`` on the DTensors."""
+    alone = new_net(cfg, group)
+    size = sum(p.nbytes for p in alone.parameters())
+    layer = max(sum(p.nbytes for p in module.parameters(recurse=False)) for module in alone.modules())
+    model = shard(on_meta().double(), mesh)
+    model.to_empty(device=group.device)
+    blank = on_meta()
+    with StorageRecorder(model.parameters()) as memory:
+        draw_shards(model, blank, cfg.seed)
+    found = [(name, p.full_tensor()) for name, p in model.named_parameters()]
+    assert_all_equal("drawn layer by layer:", found, parameters(alone), 0.0)
+    kept = sum(p.to_local().nbytes for p in model.parameters())
+    if memory.peak > kept + layer:
+        raise CourseError(f"drawn layer by layer: {memory.peak} bytes at once, {kept} of them shards")
+    told = f"equal to one process bit for bit; at most {memory.peak / size:.2f} S on a rank"
+    print_on_rank_0(f"first values, drawn layer by layer: {told}")
+
+    torch.manual_seed(cfg.seed)
+    with warnings.catch_warnings(action="ignore"):  # torch says that a CPU may not be supported
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+    one, two = model.last.weight.full_tensor(), alone.last.weight
+    if torch.equal(one, two):
+        raise CourseError("reset_parameters on DTensors was to draw other values than one process")
+    rows = model.first.weight.full_tensor().chunk(group.world_size)
+    if group.device.type == "cpu":
+        if not torch.equal(rows[0], rows[1]):
+            raise CourseError("on a CPU one seed was to give all shards the same values")
+        print_on_rank_0("reset_parameters on DTensors, one seed, on a CPU: all shards get the same values")
 
 
 def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
@@ -258,6 +319,7 @@ def main(cfg: Config) -> None:
         accumulation(mesh, group, cfg)
         activations(mesh, group, cfg)
         from_meta(mesh, group, cfg)
+        first_values(mesh, group, cfg)
         around_the_hooks(mesh, group, cfg)
         lora(mesh, group, cfg)
         compiled(mesh, group, cfg)

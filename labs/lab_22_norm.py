@@ -10,11 +10,12 @@ from functools import partial
 import lab_22_load as by_torch
 import torch
 import torch.distributed as dist
-from lab_22_strategies import Config as TableConfig
-from lab_22_strategies import Job, Row, Truths, fsdp_tp, pp_1f1b
+from lab_22_strategies import Truths, fsdp_tp, pp_1f1b
 from lab_22_table import finish_step, global_norm, gradients_of
 from torch import nn
 
+from shared.lesson_22.rows import Config as TableConfig
+from shared.lesson_22.rows import Job, Row
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-from lab_22_strategies import Config, Truths, rows_for
+from lab_22_strategies import Truths, rows_for
 from lab_22_table import prove, summed
 
+from shared.lesson_22.rows import Config
 from shared.planner import Layout, Model, memory_of, traffic_of
 from shared.planner.models import Experts, gpt
 from shared.planner.stack import FLOAT64, STACKS

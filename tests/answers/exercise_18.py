@@ -121,14 +121,10 @@ ANSWERS = [
     right(
         "Gradients and parameters of an owner travel together in one flat tensor, without waiting.",
         step="""
-        flags = torch.tensor([p.grad is not None for p in self.params]).int()
-        dist.all_reduce(flags)
-        pairs = zip(self.params, self.owner, strict=True)
-        used = [pair for pair, flag in zip(pairs, flags, strict=True) if flag]
         works = []
         flats = []
         for rank in range(self.ranks):
-            owned = [p for p, owner in used if owner == rank]
+            owned = [p for p, owner in owner_of.items() if owner == rank]
             parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in owned]
             flat = torch.cat([part.flatten() for part in parts])
             works.append(dist.reduce(flat, dst=rank, async_op=True))

@@ -78,13 +78,9 @@ ANSWERS = [
         "Has no padding: the last elements are in no shard.",
         "elements, expected",
         (
-            "self.whole[: len(flat)] = flat",
-            """
-            self.whole[: len(flat)] = flat
-            length = len(flat) // self.ranks
-            """,
+            ".chunk(self.ranks)[dist.get_rank()]",
+            "[dist.get_rank() * (numel // self.ranks) :][: numel // self.ranks]",
         ),
-        (".chunk(self.ranks)[dist.get_rank()]", "[dist.get_rank() * length :][:length]"),
     ),
     wrong(
         "Does not divide by the number of ranks.",

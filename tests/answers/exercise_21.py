@@ -29,7 +29,6 @@ ANSWERS = [
         "Sends all tokens to all ranks, and all results back to all.",
         "bytes by",
         dispatch="""
-        here = experts // ranks
         longest = torch.tensor(len(tokens))
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         length = int(longest)
@@ -76,7 +75,7 @@ ANSWERS = [
             "slots = chosen.flatten().argsort(stable=True)",
             """
             if len(tokens) == 0:
-                return tokens, [0] * (experts // ranks), None
+                return tokens, [0] * here, None
             slots = chosen.flatten().argsort(stable=True)
             """,
         ),
@@ -92,7 +91,7 @@ ANSWERS = [
     wrong(
         "Takes the counts of its own tokens for those of its experts.",
         "load is [",
-        ("from_each_rank.sum(0).tolist()", "for_each_expert.view(ranks, -1)[dist.get_rank()].tolist()"),
+        ("arriving.sum(0).tolist()", "leaving[dist.get_rank()].tolist()"),
     ),
     wrong(
         "Takes the mean of the weighted results.",
@@ -142,12 +141,7 @@ ANSWERS = [
         "Each row brings the number of its expert in a second exchange; results are added up one by one.",
         dispatch="""
         slots = chosen.flatten().argsort(stable=True)
-        here = experts // ranks
-        for_each_rank = (chosen.flatten() // here).bincount(minlength=ranks)
-        from_each_rank = torch.empty_like(for_each_rank)
-        dist.all_to_all_single(from_each_rank, for_each_rank)
-        send = for_each_rank.tolist()
-        receive = from_each_rank.tolist()
+        send, receive = leaving.sum(1).tolist(), arriving.sum(1).tolist()
         numbers = ExchangeRows.apply(chosen.flatten()[slots].unsqueeze(1), send, receive).squeeze(1)
         by_expert = numbers.argsort(descending=True).flip(0)
         load = (numbers - here * dist.get_rank()).bincount(minlength=here).tolist()

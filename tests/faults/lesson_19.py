@@ -64,6 +64,10 @@ FAULTS: list[Fault] = [
         "if False else block(x)",
         "activations, checkpointed: saved too little",
     ),
+    Fault(
+        "19_practice", "copy_(parts[rank])", "copy_(parts[0])", "drawn layer by layer: first.weight: differs"
+    ),
+    Fault("19_practice", "            delattr(layer, name)\n", "", "bytes at once"),
     Fault("19_practice", ".requires_grad_(False)", "", "uniform original parameter dtype"),
     Fault("19_practice", "model.forward(x)\n    except", "model(x)\n    except", "(x) was to fail"),
     Fault("19_state", "if group.rank > 0:", "if group.rank > 9:", "one rank cannot gather alone"),

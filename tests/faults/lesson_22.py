@@ -15,9 +15,9 @@ ROWS = [
     of_row(
         "single",
         "22_strategies",
-        "        optimizer.zero_grad()\n        loss = loss_of(number)\n",
-        "        loss = loss_of(number)\n",
-        ", step 1: gradient of",
+        "step = steps_of(optimizer, mean_of_rows(job, model))",
+        "step = steps_of(optimizer, mean_of_rows(job, model, 0, 2))",
+        ", step 0: loss",
     ),
     of_row(
         "DDP",

@@ -35,6 +35,13 @@ class ZeRO1:
         """
         raise NotImplementedError  # your turn: replace this line
 
+    def used(self) -> list[bool]:
+        """Whether any rank has a gradient of each of ``self.params``. All ranks must call it."""
+        here = [p.grad is not None for p in self.params]
+        flags = torch.tensor(here, dtype=torch.int32, device=self.params[0].device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return flags.bool().tolist()
+
     @torch.no_grad()
     def step(self) -> None:
         """Make the step that one process would make with the mean of the ranks' gradients.
@@ -44,6 +51,8 @@ class ZeRO1:
         step all ranks have all new values. A rank sends hardly more than in DDP's all-reduce, 2 (N - 1) / N
         times the bytes of the trainable parameters.
         """
+        used = self.used()
+        owner_of = {p: owner for p, owner, one in zip(self.params, self.owner, used, strict=True) if one}
         raise NotImplementedError  # your turn: replace this line
 
     def zero_grad(self) -> None:

@@ -43,6 +43,13 @@ class ZeRO1:
         return owner
         # solution: end
 
+    def used(self) -> list[bool]:
+        """Whether any rank has a gradient of each of ``self.params``. All ranks must call it."""
+        here = [p.grad is not None for p in self.params]
+        flags = torch.tensor(here, dtype=torch.int32, device=self.params[0].device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return flags.bool().tolist()
+
     @torch.no_grad()
     def step(self) -> None:
         """Make the step that one process would make with the mean of the ranks' gradients.
@@ -52,11 +59,9 @@ class ZeRO1:
         step all ranks have all new values. A rank sends hardly more than in DDP's all-reduce, 2 (N - 1) / N
         times the bytes of the trainable parameters.
         """
-        # solution: begin
-        here = [p.grad is not None for p in self.params]
-        used = torch.tensor(here, dtype=torch.int32, device=self.params[0].device)
-        dist.all_reduce(used, op=dist.ReduceOp.MAX)
+        used = self.used()
         owner_of = {p: owner for p, owner, one in zip(self.params, self.owner, used, strict=True) if one}
+        # solution: begin
         for p, owner in owner_of.items():
             gradient = torch.zeros_like(p) if p.grad is None else p.grad
             dist.reduce(gradient, dst=owner)

@@ -12,13 +12,19 @@ class ShardedUnit:
     and each of its other parameters takes part in each backward.
 
     ``shard``, (length,), is this rank's part, for the optimizer, with a memory of its own. All trainable
-    parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn; length
-    is as small as can be. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
+    parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn:
+    ``whole``. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.ranks = dist.get_world_size()
         self.params = [p for p in module.parameters() if p.requires_grad]
+        self.sizes = [p.numel() for p in self.params]
+        numel = sum(self.sizes)
+        self.whole = self.params[0].new_zeros(numel + -numel % self.ranks)
+        for p, part in zip(self.params, self.whole[:numel].split(self.sizes), strict=True):
+            part.copy_(p.detach().flatten())
+            p.data = part.view(p.shape)  # it lives in ``whole`` now
         raise NotImplementedError  # your turn: replace this line
         module.register_forward_pre_hook(self.before_forward)
         module.register_forward_hook(self.after_forward)
@@ -42,6 +48,15 @@ class ShardedUnit:
 
     def before_backward(self, gradient: torch.Tensor) -> None:
         self.unshard()
+
+    def take_gradients(self) -> torch.Tensor:
+        """(N * length,): the gradients, laid out as ``whole`` is. Leaves each ``p.grad`` empty."""
+        gradient = self.shard.new_zeros(self.ranks * len(self.shard))
+        parts = gradient[: sum(self.sizes)].split(self.sizes)
+        for p, part in zip(self.params, parts, strict=True):
+            part.copy_(p.grad.flatten())
+            p.grad = None
+        return gradient
 
     def after_gradient(self, p: nn.Parameter) -> None:
         """Autograd calls this for each trainable parameter, when ``p.grad`` is complete.

@@ -12,20 +12,20 @@ class ShardedUnit:
     and each of its other parameters takes part in each backward.
 
     ``shard``, (length,), is this rank's part, for the optimizer, with a memory of its own. All trainable
-    parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn; length
-    is as small as can be. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
+    parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn:
+    ``whole``. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.ranks = dist.get_world_size()
         self.params = [p for p in module.parameters() if p.requires_grad]
-        # solution: begin
         self.sizes = [p.numel() for p in self.params]
-        flat = torch.cat([p.detach().flatten() for p in self.params])
-        self.whole = flat.new_zeros(len(flat) + -len(flat) % self.ranks)
-        self.whole[: len(flat)] = flat
-        for p, part in zip(self.params, self.whole[: len(flat)].split(self.sizes), strict=True):
-            p.data = part.view(p.shape)
+        numel = sum(self.sizes)
+        self.whole = self.params[0].new_zeros(numel + -numel % self.ranks)
+        for p, part in zip(self.params, self.whole[:numel].split(self.sizes), strict=True):
+            part.copy_(p.detach().flatten())
+            p.data = part.view(p.shape)  # it lives in ``whole`` now
+        # solution: begin
         self.shard = nn.Parameter(self.whole.chunk(self.ranks)[dist.get_rank()].clone())
         self.reshard()
         # solution: end
@@ -60,6 +60,15 @@ class ShardedUnit:
     def before_backward(self, gradient: torch.Tensor) -> None:
         self.unshard()
 
+    def take_gradients(self) -> torch.Tensor:
+        """(N * length,): the gradients, laid out as ``whole`` is. Leaves each ``p.grad`` empty."""
+        gradient = self.shard.new_zeros(self.ranks * len(self.shard))
+        parts = gradient[: sum(self.sizes)].split(self.sizes)
+        for p, part in zip(self.params, parts, strict=True):
+            part.copy_(p.grad.flatten())
+            p.grad = None
+        return gradient
+
     def after_gradient(self, p: nn.Parameter) -> None:
         """Autograd calls this for each trainable parameter, when ``p.grad`` is complete.
 
@@ -70,11 +79,7 @@ class ShardedUnit:
         if any(p.grad is None for p in self.params):
             return
         self.reshard()
-        gradient = self.shard.new_zeros(self.ranks * len(self.shard))
-        parts = gradient[: sum(self.sizes)].split(self.sizes)
-        for p, part in zip(self.params, parts, strict=True):
-            part.copy_(p.grad.flatten())
-            p.grad = None
+        gradient = self.take_gradients()
         mean = torch.empty_like(self.shard)
         dist.reduce_scatter_tensor(mean, gradient)
         mean /= self.ranks

@@ -24,6 +24,20 @@ class ExchangeRows(torch.autograd.Function):
         raise NotImplementedError  # your turn: replace this line
 
 
+def exchange_counts(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts first: rows that leave this rank, and rows that arrive. All ranks must call it.
+
+    Returns:
+        leaving: (ranks, experts of a rank), for which expert of which rank.
+        arriving: (ranks, experts of a rank), from which rank for which of this rank's experts.
+    """
+    ranks = dist.get_world_size()
+    leaving = chosen.flatten().bincount(minlength=experts)
+    arriving = torch.empty_like(leaving)
+    dist.all_to_all_single(arriving, leaving)
+    return leaving.view(ranks, -1), arriving.view(ranks, -1)
+
+
 def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int], Any]:
     """Send each token to the experts that it has chosen. A rank may have no tokens, and may get none.
 
@@ -37,7 +51,8 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, experts: int) -> tuple[
         load: how many of these rows are for each of this rank's experts.
         way: whatever ``combine`` needs.
     """
-    ranks = dist.get_world_size()
+    leaving, arriving = exchange_counts(chosen, experts)
+    ranks, here = arriving.shape  # here: experts of a rank
     raise NotImplementedError  # your turn: replace this line
 
 

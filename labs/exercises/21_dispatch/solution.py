@@ -28,6 +28,20 @@ class ExchangeRows(torch.autograd.Function):
         # solution: end
 
 
+def exchange_counts(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts first: rows that leave this rank, and rows that arrive. All ranks must call it.
+
+    Returns:
+        leaving: (ranks, experts of a rank), for which expert of which rank.
+        arriving: (ranks, experts of a rank), from which rank for which of this rank's experts.
+    """
+    ranks = dist.get_world_size()
+    leaving = chosen.flatten().bincount(minlength=experts)
+    arriving = torch.empty_like(leaving)
+    dist.all_to_all_single(arriving, leaving)
+    return leaving.view(ranks, -1), arriving.view(ranks, -1)
+
+
 def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int], Any]:
     """Send each token to the experts that it has chosen. A rank may have no tokens, and may get none.
 
@@ -41,19 +55,16 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, experts: int) -> tuple[
         load: how many of these rows are for each of this rank's experts.
         way: whatever ``combine`` needs.
     """
-    ranks = dist.get_world_size()
+    leaving, arriving = exchange_counts(chosen, experts)
+    ranks, here = arriving.shape  # here: experts of a rank
     # solution: begin
     slots = chosen.flatten().argsort(stable=True)
-    for_each_expert = chosen.flatten().bincount(minlength=experts)
-    from_each_rank = torch.empty_like(for_each_expert)
-    dist.all_to_all_single(from_each_rank, for_each_expert)
-    from_each_rank = from_each_rank.view(ranks, -1)
-    send = for_each_expert.view(ranks, -1).sum(1).tolist()
-    receive = from_each_rank.sum(1).tolist()
-    expert = torch.arange(experts // ranks, device=tokens.device).repeat(ranks)
-    by_expert = expert.repeat_interleave(from_each_rank.flatten()).argsort(stable=True)
+    send = leaving.sum(1).tolist()
+    receive = arriving.sum(1).tolist()
+    expert = torch.arange(here, device=tokens.device).repeat(ranks)
+    by_expert = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
     arrived = ExchangeRows.apply(tokens[slots // chosen.shape[1]], send, receive)
-    return arrived[by_expert], from_each_rank.sum(0).tolist(), (slots, send, receive, by_expert)
+    return arrived[by_expert], arriving.sum(0).tolist(), (slots, send, receive, by_expert)
     # solution: end
 
 

@@ -1,0 +1,1 @@
+"""Instruments of lesson 22: what a row of its table is made of, and what it holds in memory."""
