@@ -116,7 +116,10 @@ def test_a_lesson_is_a_page_with_its_files_and_its_notebook(site: Path):
         for name, part in zip(names, shown, strict=True):
             assert f"<code>{name}</code>" in part.partition("</summary>")[0]
             assert f'class="highlight-{LANGUAGES[Path(name).suffix]} ' in part
-        assert f'href="../_sources/notebooks/{path.name}" download' in page and 'href="#The-lab">' in page
+        assert (
+            f'href="../_sources/notebooks/{path.name}" download' in page
+            and 'href="#the-lab">The lab<' in page
+        )
         assert (site / "_sources" / "notebooks" / path.name).read_bytes() == path.read_bytes()
 
 

@@ -3,7 +3,7 @@
 const LIKE_A_FAILURE = /error|time.?out|hang|stuck|port|exit|kill|watchdog|refused|\bnan\b|memory|abort|signal/i;
 const SHOWN = 30;
 const OF_ONE_PAGE = 3;
-const AROUND = 110; // characters on each side of the first word that is found
+const AROUND = 110; // characters on each side of a word that is found
 
 const wordsOf = (query) => query.toLowerCase().split(/[^\p{L}\p{N}_.−-]+/u).filter((word) => word);
 const times = (text, word) => text.split(word).length - 1;
@@ -40,9 +40,22 @@ function search(query) {
     .slice(0, SHOWN);
 }
 
+// Where most of the words stand near each other; where that is a tie, the first word of the query decides.
+function middleOf(text, words) {
+  let middle = 0;
+  let most = 0;
+  for (const word of words) {
+    for (let place = text.indexOf(word); place >= 0; place = text.indexOf(word, place + 1)) {
+      const near = text.slice(Math.max(0, place - AROUND), place + AROUND);
+      const held = words.filter((one) => near.includes(one)).length;
+      if (held > most) [middle, most] = [place, held];
+    }
+  }
+  return middle;
+}
+
 function excerptOf(text, words) {
-  const places = words.map((word) => text.toLowerCase().indexOf(word)).filter((place) => place >= 0);
-  const middle = places.length ? Math.min(...places) : 0;
+  const middle = middleOf(text.toLowerCase(), words);
   const begin = Math.max(0, middle - AROUND);
   const end = Math.min(text.length, middle + AROUND);
   const paragraph = document.createElement("p");
