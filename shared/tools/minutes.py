@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+from shared.lesson_10.diffs import fenced
 from shared.tools import run_tool
 from shared.tools.folding import is_folded, is_folded_lab
 from shared.tools.lessons import LAB_NAME, ROOT, WRITEFILE, Lesson, cells_of, read_lessons
@@ -73,7 +74,7 @@ def effort_of(lesson: Lesson, seconds: Seconds) -> Effort:
     lines = 0
     for _, cell in read_cells(lesson.notebook):
         if cell.cell_type == "markdown":
-            text = LEADS_ON.sub("", DERIVED.sub("", cell.source))
+            text = fenced(LEADS_ON.sub("", DERIVED.sub("", cell.source)))
             words += len(WORD.findall(NO_PROSE.sub(" ", FENCE.sub("", text))))
             lines += sum(lines_of(code) for code in FENCE.findall(text))
         elif not is_folded(cell.source):

@@ -6,7 +6,7 @@ ANSWERS = [
     wrong(
         "Each rank skips its own bad batches.",
         "train hangs:",
-        ("dist.all_reduce(finite, op=dist.ReduceOp.MIN)", ""),
+        ("if on_all_ranks(bool(loss.isfinite()), device):", "if loss.isfinite():"),
     ),
     wrong(
         "The model stays in evaluation mode.",
@@ -54,7 +54,7 @@ ANSWERS = [
     wrong(
         "A bad loss is used.",
         "train: the parameters are no numbers",
-        ("if finite:", "if True:"),
+        ("if on_all_ranks(bool(loss.isfinite()), device):", "if True:"),
     ),
     right(
         "The ranks agree on the number of batches before the loop.",

@@ -7,6 +7,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+def on_all_ranks(flag: bool, device: torch.device) -> bool:
+    """Whether ``flag`` is true on all ranks. Given, and right; ``train`` can use it. A collective."""
+    everywhere = torch.tensor(float(flag), device=device)
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+    return bool(everywhere)
+
+
 def mean_loss(loss: float) -> float:
     """The mean of all ranks' losses, on every rank. It is called once in each step."""
     # solution: begin
@@ -74,19 +81,16 @@ def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, batche
     leave their batch out. After a rank has run out, no step is made.
     """
     steps = 0
+    device = next(ddp.parameters()).device
     # solution: begin
     remaining = iter(batches)
     while True:
         batch = next(remaining, None)
-        has_data = torch.tensor(float(batch is not None), device=next(ddp.parameters()).device)
-        dist.all_reduce(has_data, op=dist.ReduceOp.MIN)
-        if not has_data:
+        if not on_all_ranks(batch is not None, device):
             return steps
         x, y = batch
         loss = F.mse_loss(ddp(x), y)
-        finite = loss.detach().isfinite().float()
-        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
-        if finite:
+        if on_all_ranks(bool(loss.isfinite()), device):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
