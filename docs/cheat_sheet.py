@@ -63,8 +63,8 @@ STRATEGIES = (
     Source("22", "What to take, when", "| what you have | take |"),
     Source("22", "Reading the result", "All numbers are multiples of"),
     Source("22", "Reading the result", "| strategy |"),
-    Source("22", "What it costs", "Leave out embeddings, head and loss"),
-    Source("22", "What it costs", "| | bytes | grows with |"),
+    Source("22", "What it costs", "A block has 12 w² parameters"),
+    Source("22", "What it costs", "part, layers, width, tokens ="),
 )
 SHEET = {
     "Commands": COMMANDS,

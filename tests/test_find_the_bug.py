@@ -16,6 +16,7 @@ import nbformat
 import pytest
 
 from shared.checklist.findings import findings
+from shared.lesson_10.diffs import fenced
 from shared.tools.lessons import cells_of
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
 from tests.launch import Job, run_job
@@ -53,7 +54,7 @@ class Box:
 def boxes_in(lesson: str) -> list[str]:
     (path,) = [path for path in LESSON_PATHS if path.name.startswith(lesson)]
     cells = cells_of(nbformat.read(path, 4), "markdown")
-    return [cell.source for cell in cells if cell.source.startswith(HEADING)]
+    return [fenced(cell.source) for cell in cells if cell.source.startswith(HEADING)]
 
 
 def box_of(lesson: str) -> Box:
