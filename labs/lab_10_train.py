@@ -69,7 +69,7 @@ class Refused(Exception):
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0],
-        epilog="torchrun --standalone --nproc-per-node=2 lab_10_train.py --checkpoints runs/first",
+        epilog="torchrun --standalone --nproc-per-node=2 lab_10_train.py --checkpoints runs",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         add_help=False,  # each rank would print it
         allow_abbrev=False,

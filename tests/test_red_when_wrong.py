@@ -5,10 +5,18 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbformat.v4 import new_output
 
-from tests.helpers import ROOT, Done, notebook_of
-from tests.kernels import install_kernel, run_nbclient, run_nbmake, run_papermill
+from tests.helpers import HANG_S, ROOT, Done, notebook_of
+from tests.kernels import (
+    OWN_KERNEL,
+    install_kernel,
+    kernel_environment,
+    run_nbclient,
+    run_nbmake,
+    run_papermill,
+)
 from tests.rules.cells import SET_UP
 
 pytestmark = pytest.mark.slow
@@ -126,3 +134,27 @@ def test_red_and_green_in_the_kernel(kernel: str, checkout: Path):
 def test_without_set_up_a_failing_command_goes_unnoticed(checkout: Path):
     """The fault that the set-up cures: it shows that these tests can fail."""
     assert run_nbclient(notebook_of("!false"), checkout, checkout) == [None]
+
+
+@pytest.mark.parametrize(
+    ("set_up", "expected"),
+    [(SET_UP, "the command above was interrupted"), ("pass", None)],
+    ids=["", "not set up"],
+)
+def test_an_interrupted_command_is_red_though_it_ends_well(set_up: str, expected: str | None):
+    """As the training script does: it saves, and leaves with 0. Without the set-up the cell is green."""
+    with kernel_environment(ROOT):
+        manager, client = start_new_kernel(kernel_name=OWN_KERNEL, cwd=str(ROOT / "notebooks"))
+    try:
+        client.execute_interactive(set_up, timeout=HANG_S)
+        command = "!trap 'exit 0' INT; echo ready; while true; do sleep 0.1; done"
+
+        def interrupt(message: dict) -> None:
+            if "ready" in message["content"].get("text", ""):
+                manager.interrupt_kernel()
+
+        reply = client.execute_interactive(command, timeout=HANG_S, output_hook=interrupt)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert reply["content"].get("evalue") == expected

@@ -4,9 +4,12 @@ import atexit
 import importlib
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -33,6 +36,7 @@ def setup() -> None:
     - ``torchrun`` and ``python`` are those of this kernel's environment, and import this checkout.
     - A command after ``!`` that fails, also inside a pipe, fails its cell and so the notebook. What a lab or
       a check said last is said again below torchrun's summary.
+    - So does a command that is interrupted, whatever its exit code.
     - Results that labs record go to a folder of this kernel's own.
     - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU: plain labs know nothing of that variable.
 
@@ -58,6 +62,9 @@ def setup() -> None:
     os.chdir(root / "notebooks")
     _set_environment(root)
     shell.system_raise_on_error = True
+    runner: Any = sys.modules[type(shell).__module__]  # what `!` calls is a name of the kernel's module
+    if hasattr(runner, "system") and not hasattr(runner.system, "tells_interrupts"):
+        runner.system = _telling_interrupts(runner.system)
     shell.set_custom_exc((CalledProcessError, CourseError), _show_in_one_line)
     shell.events.register("pre_run_cell", lambda info: last_words.forget())
     shell.register_magic_function(_writefile, magic_kind="cell", magic_name="writefile")
@@ -95,6 +102,32 @@ def _set_environment(root: Path) -> None:
         temporary = Path(folder) / "tmp"  # torchrun leaves a folder behind in each run
         temporary.mkdir()
         os.environ["TMPDIR"] = str(temporary)
+
+
+def _telling_interrupts(system: Callable[[str], int]) -> Callable[[str], int]:
+    """IPython keeps a Ctrl-C for itself, and the cell stays green if the command then ends with 0."""
+
+    def run(command: str) -> int:
+        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+            return system(command)
+        interrupted = False
+
+        def note(number: int, frame: Any) -> None:
+            nonlocal interrupted
+            interrupted = True
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            code = system(command)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if interrupted:
+            raise CourseError("the command above was interrupted")
+        return code
+
+    run.tells_interrupts = True  # type: ignore[attr-defined]
+    return run
 
 
 def _show_in_one_line(
