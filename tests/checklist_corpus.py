@@ -2,11 +2,14 @@
 
 ``tests/checklist/corpus.txt`` lists repositories with their commits, their training scripts, each finding in
 these with our verdict, and faults that we planted into some of them. No line of these scripts stands there.
+The number after a commit is the round in which we first looked: 0 while we wrote the rules, 1 and so on for
+scripts that they had not seen. ``first_sight.txt`` has our verdicts of each round before anything was mended.
 
 Run it:      python -m tests.checklist_corpus [FOLDER]
 
 With FOLDER, which holds the repositories at these commits as OWNER+NAME, it reads the scripts anew, writes
-what is found into the list, and gives each finding without a verdict a question mark.
+what is found into the list, and gives each finding without a verdict a question mark. What cannot be read,
+or ends in an error of ours, is printed, and the exit code is 1.
 
 A fault is lines of its own: "196 pass" replaces line 196, "+209 ..." stands before line 209, "|" ends a line,
 " & " joins two changes, and "train.py:196 ..." names another file than the script.
@@ -24,6 +27,7 @@ from shared.checklist.__main__ import chosen
 from shared.checklist.findings import RULES, check
 
 LIST = Path(__file__).parent / "checklist" / "corpus.txt"
+FIRST = LIST.with_name("first_sight.txt")
 SEVERITY = {rule.name: rule.severity for rule in RULES}
 CHANGE = re.compile(r"(?:(\S+):)?(\+?)(\d+) (.*)")
 
@@ -44,14 +48,14 @@ class Script(NamedTuple):
     repository: str
     commit: str
     path: str
-    unseen: bool  # nobody had looked at it when the rules were written
+    round: int  # 0: we looked at it while we wrote the rules
     findings: list[Finding]
     faults: list[Fault]
 
 
 def read_list() -> list[Script]:
     scripts: list[Script] = []
-    repository, commit, kind = "", "", ""
+    repository, commit, number = "", "", "0"
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("  fault "):
             rule, outcome, change = line.removeprefix("  fault ").split(" ", 2)
@@ -59,10 +63,21 @@ def read_list() -> list[Script]:
         elif line.startswith("  "):
             scripts[-1].findings.append(Finding(*line.split()))
         elif line.startswith("== "):
-            repository, commit, kind = line[3:].split()
+            repository, commit, number = line[3:].split()
         elif line:
-            scripts.append(Script(repository, commit, line, kind == "unseen", [], []))
+            scripts.append(Script(repository, commit, line, int(number), [], []))
     return scripts
+
+
+def read_first_sight() -> dict[int, list[Finding]]:
+    """{round: what was found in it at first sight, without the places}."""
+    found: dict[int, list[Finding]] = {}
+    for line in FIRST.read_text(encoding="utf-8").splitlines():
+        number, rule, true, false = line.split()
+        found.setdefault(int(number), []).extend(
+            [Finding("", rule, "true")] * int(true) + [Finding("", rule, "false")] * int(false)
+        )
+    return found
 
 
 def write_list(scripts: list[Script]) -> None:
@@ -70,7 +85,7 @@ def write_list(scripts: list[Script]) -> None:
     before = ""
     for one in scripts:
         if one.repository != before:
-            lines += ["", f"== {one.repository} {one.commit} {'unseen' if one.unseen else 'seen'}"]
+            lines += ["", f"== {one.repository} {one.commit} {one.round}"]
         before = one.repository
         lines.append(one.path)
         lines += [f"  {' '.join(finding)}" for finding in one.findings]
@@ -80,37 +95,40 @@ def write_list(scripts: list[Script]) -> None:
     LIST.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
 
 
-def again(scripts: list[Script], folder: Path) -> list[Script]:
-    """The list with what is found today."""
+def again(scripts: list[Script], folder: Path, errors: list[str]) -> list[Script]:
+    """The list with what is found today; errors of reading are added to those given."""
     found = []
     seen: dict[str, set] = {}
     for one in scripts:
         root = folder / one.repository.replace("/", "+")
         verdicts = {(finding.place, finding.rule): finding.verdict for finding in one.findings}
-        places = findings_in(root, root / one.path)
+        places = findings_in(root, root / one.path, errors)
         new = sorted(places - seen.setdefault(one.repository, set()))
         seen[one.repository] |= places
-        faults = [fault._replace(found=is_found(root, one.path, fault, places)) for fault in one.faults]
+        faults = [
+            fault._replace(found=is_found(root, one.path, fault, places, errors)) for fault in one.faults
+        ]
         findings = [Finding(*key, verdicts.get(key, "?")) for key in new]
         found.append(one._replace(findings=findings, faults=faults))
     return found
 
 
-def findings_in(root: Path, script: Path) -> set[tuple[str, str]]:
+def findings_in(root: Path, script: Path, errors: list[str]) -> set[tuple[str, str]]:
     report = check([script], chosen(None, []))
+    errors += report.errors
     return {
         (f"{Path(one.path).resolve().relative_to(root.resolve()).as_posix()}:{one.line}", one.rule.name)
         for one in report.findings
     }
 
 
-def is_found(root: Path, script: str, fault: Fault, before: set[tuple[str, str]]) -> bool:
+def is_found(root: Path, script: str, fault: Fault, before: set[tuple[str, str]], errors: list[str]) -> bool:
     """Whether its rule finds more once the fault is planted."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / root.name
         shutil.copytree(root, copy, ignore=lambda _, names: [one for one in names if one.endswith(".ipynb")])
         plant(copy, script, fault.change)
-        after = findings_in(copy, copy / script)
+        after = findings_in(copy, copy / script, errors)
     count = Counter(rule for _, rule in after)
     return count[fault.rule] > sum(rule == fault.rule for _, rule in before)
 
@@ -131,16 +149,19 @@ def table(scripts: list[Script]) -> str:
     """Precision and recall by severity, as Markdown."""
     rows = ["| | findings | true | | planted | found | |", "|---|---|---|---|---|---|---|"]
     for severity in ("hangs", "wrong"):
-        verdicts = [
-            one.verdict for script in scripts for one in script.findings if SEVERITY[one.rule] == severity
-        ]
+        true, findings = of_severity([one for script in scripts for one in script.findings], severity)
         faults = [one.found for script in scripts for one in script.faults if SEVERITY[one.rule] == severity]
-        true, found = verdicts.count("true"), sum(faults)
         rows.append(
-            f"| {severity} | {len(verdicts)} | {true} | {share(true, len(verdicts))} "
-            f"| {len(faults)} | {found} | {share(found, len(faults))} |"
+            f"| {severity} | {findings} | {true} | {share(true, findings)} "
+            f"| {len(faults)} | {sum(faults)} | {share(sum(faults), len(faults))} |"
         )
     return "\n".join(rows)
+
+
+def of_severity(findings: list[Finding], *severities: str) -> tuple[int, int]:
+    """How many findings of these severities are true, and how many there are."""
+    verdicts = [one.verdict for one in findings if SEVERITY[one.rule] in severities]
+    return verdicts.count("true"), len(verdicts)
 
 
 def share(part: int, whole: int) -> str:
@@ -149,46 +170,55 @@ def share(part: int, whole: int) -> str:
 
 def by_rule(scripts: list[Script]) -> str:
     lines = []
+    first = [one for findings in read_first_sight().values() for one in findings]
     for rule in RULES:
+        sights = Counter(one.verdict for one in first if one.rule == rule.name)
         verdicts = Counter(
             one.verdict for script in scripts for one in script.findings if one.rule == rule.name
         )
         faults = [one.found for script in scripts for one in script.faults if one.rule == rule.name]
-        if verdicts or faults:
+        if sights or verdicts or faults:
             lines.append(
-                f"{rule.code} {rule.name:10} true {verdicts['true']:3}  false {verdicts['false']:2}  "
+                f"{rule.code} {rule.name:10} {'default ' if rule.by_default else 'selected'}  "
+                f"first sight: true {sights['true']:3}  false {sights['false']:2}  "
+                f"today: true {verdicts['true']:3}  false {verdicts['false']:2}  "
                 f"unjudged {verdicts['?']:2}  planted {len(faults):2}  found {sum(faults):2}"
             )
     return "\n".join(lines)
 
 
-def sentence(scripts: list[Script]) -> str:
-    """What notebooks/tools.md says about these scripts."""
-    verdicts = [one.verdict for script in scripts for one in script.findings]
-    hangs = [one.verdict for script in scripts for one in script.findings if SEVERITY[one.rule] == "hangs"]
+def sentences(scripts: list[Script]) -> list[str]:
+    """What notebooks/tools.md says: at first sight, and today."""
+    rounds = read_first_sight()
+    told = [of_severity(findings, "hangs", "wrong") for _, findings in sorted(rounds.items())]
+    true, whole = of_severity([one for findings in rounds.values() for one in findings], "hangs")
     faults = [one.found for script in scripts for one in script.faults]
-    repositories = {one.repository for one in scripts}
-    told = f"{hangs.count('true')} of {len(hangs)} *hangs*" if hangs else "no *hangs* among them"
-    return (
-        f"{verdicts.count('true')} of {len(verdicts)} findings are true on {len(scripts)} public scripts of "
-        f"{len(repositories)} repositories ({told}), and of {len(faults)} faults that we planted there it "
-        f"finds {sum(faults)}"
-    )
+    now, all_now = of_severity([one for script in scripts for one in script.findings], "hangs", "wrong")
+    return [
+        f"At first sight {', '.join(f'{one} of {number}' for one, number in told)} findings were true, "
+        f"and {true} of {whole} *hangs*",
+        f"{now} of {all_now} findings are true on {len(scripts)} public scripts of "
+        f"{len({one.repository for one in scripts})} repositories, and of {len(faults)} faults that we "
+        f"planted there it finds {sum(faults)}",
+    ]
 
 
-def main() -> None:
+def main() -> int:
     scripts = read_list()
+    errors: list[str] = []
     if sys.argv[1:]:
-        scripts = again(scripts, Path(sys.argv[1]))
+        scripts = again(scripts, Path(sys.argv[1]), errors)
         write_list(scripts)
-    for name, some in (
-        ("looked at while writing the rules", [one for one in scripts if not one.unseen]),
-        ("unseen, at first sight", [one for one in scripts if one.unseen]),
-    ):
-        repositories = {one.repository for one in some}
-        print(f"{name}: {len(repositories)} repositories, {len(some)} scripts\n\n{table(some)}\n")
+    for number in sorted({one.round for one in scripts}):
+        some = [one for one in scripts if one.round == number]
+        name = f"round {number}, today" if number else "looked at while writing the rules"
+        print(f"{name}: {len({one.repository for one in some})} repositories, {len(some)} scripts")
+        print(f"\n{table(some)}\n")
+    print(*sentences(scripts), sep="\n")
     print(by_rule(scripts))
+    print(*errors, sep="\n", file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

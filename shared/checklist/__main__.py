@@ -11,7 +11,7 @@ from typing import Any
 
 from .findings import RULES, check
 from .report import FORMATS, page
-from .rule import SEVERITIES, Rule
+from .rule import DEFAULT, SEVERITIES, Rule
 
 FOUND, FAILED = 1, 2  # exit codes
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", ".venv"}
@@ -26,7 +26,8 @@ exit code:
   1  something was found
   2  a file could not be read, or an option is wrong
 
-By default the rules of "hangs" and "wrong" are asked, but for two that are less sure: reduce and mean.
+By default the rules of "hangs" and "wrong" are asked, but for those that are less sure:
+{", ".join(rule.name for rule in RULES if rule.severity in DEFAULT and not rule.sure)}.
 --select and --ignore take codes (RC101), their beginnings (RC1), names (meet), severities (slow) or ALL. The
 comment "# rank-check: ignore[RC101]" keeps a rule silent about its line, "# rank-check: ignore" all of them.
 What stands in [tool.rank-check] of the pyproject.toml above the first path (select, ignore, exclude, src)

@@ -106,9 +106,11 @@ class Expressions(State):
     def hinted(self, name: str) -> Value:
         """Something unknown, by its name: a rank, or whether this is the main process."""
         known = role_of_name(name)
-        if known:
-            return Role(known)
-        return Value(name=name, test=who_of_name(name))
+        if not known:
+            return Value(name=name, test=who_of_name(name))
+        found = Role(known)
+        found.mark(hinted=name not in ENVIRONMENT)
+        return found
 
     def value_JoinedStr(self, node: ast.JoinedStr) -> Value:
         parts = [self.value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
@@ -591,8 +593,6 @@ class Expressions(State):
         before = of.note("before")  # how it varied before other parts of it were assigned
         vary = of.vary if before is None or name == "[]" else before | of.vary & UNKNOWN
         vary |= index.vary & (RANK | OWN | ROUND) if index is not None else 0
-        if index is not None and role(index) and of.vary & UNEVEN == 0 and of.name == "uneven parts":
-            vary |= UNEVEN
         hint = name.strip("[]")
         known = self.hinted(hint) if not vary & DIFFERS else Value(name=hint)
         if isinstance(known, Role):

@@ -519,7 +519,7 @@ def _rank(s: Library, call: Call, name: str) -> Value:
 
 @of("cuda.device")
 def _device_context(s: Library, call: Call, name: str) -> Value:
-    s.see("set_device", call, call.get("device", 0))
+    s.see("device context", call, call.get("device", 0))
     return Thing("context", call.node, call, inner=Lib("device"))
 
 

@@ -217,7 +217,8 @@ class Machine(Statements, Library):
             if found is not None:
                 return found
         stored = of.attrs.get(name) if of.attrs else None
-        if stored is not None and not isinstance(of, Items | Pairs):
+        is_itself = isinstance(stored, Method) and stored.of is of  # opt.step = torch.compile(opt.step)
+        if stored is not None and not is_itself and not isinstance(of, Items | Pairs):
             return self.call_value(stored, call)
         return self.call_object(of, name, call)
 

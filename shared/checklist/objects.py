@@ -80,6 +80,7 @@ PLAIN_METHODS = words("""
     clip_grad_norm_ launch seed_everything
     """)
 PLATFORM = {"os.name": "posix", "sys.platform": "linux"}  # nccl is there alone
+BUFFERS = "the forward of a wrapped model with batch norm, which sends its buffers"
 MODEL_NAMES = words("model net unet transformer encoder decoder generator discriminator")
 
 
@@ -295,7 +296,7 @@ class Objects(Expressions):
         how = self.how(callee)
         meets = "the forward of a sharded model" if how == "fsdp" else ""
         if how == "ddp" and callee.note("norm") and self.sends_buffers(callee):
-            meets = "the forward of a wrapped model with batch norm, which sends its buffers"
+            meets = BUFFERS
         found = self.mixed(call.given())
         if type(callee) is Value and any(things(one, "optimizer") for one in call.given()):
             self.escape(call, callee.name or "a function")

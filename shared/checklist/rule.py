@@ -135,7 +135,10 @@ def options(event: Event) -> dict:
 def comes_too(other: Event, guard: Guard) -> bool:
     opposite = negate(guard.condition)
     return any(
-        one.node is guard.node and one.kind == guard.kind == "if" and one.condition == opposite
+        one.node is guard.node
+        and one.kind == guard.kind
+        and guard.kind in ("if", "choice")
+        and one.condition == opposite
         for one in other.guards
     )
 

@@ -267,10 +267,17 @@ def epoch(t: Machine) -> Answers:
             continue
         if mine:
             yield at(mine[0], "the sampler is told the same number in each epoch, so the same order repeats")
+        elif any(loop.node in epochs_of(rounds) for loop in event.loops):
+            yield Unasked("each epoch has a data set and a sampler of its own")
         elif escaped(sampler, *loaders):
             yield Unasked(f"the sampler is handed to {escaped(sampler, *loaders)}")
         else:
             yield at(event, "call sampler.set_epoch(epoch) at the start of each epoch")
+
+
+def epochs_of(rounds: list[Event]) -> set[ast.AST]:
+    """The loops around those that go through the batches."""
+    return {loop.node for one in rounds for loop in one.loops if not is_over(loop.over, one.of)}
 
 
 def tells(event: Event, sampler: Thing, loaders: list[Thing]) -> bool:
@@ -331,7 +338,7 @@ def seeds(t: Machine) -> Answers:
         torch.manual_seed(seed + rank)
         ddp = DDP(model)
     """
-    for event in t.named["DataLoader"]:
+    for event in t.named["DataLoader"] if is_together(t) else ():
         loader = event.of
         assert loader is not None
         for seed in loader.note("seeds") or ():

@@ -5,6 +5,7 @@ import ast
 from .conditions import Condition, Leaf, Some, apart, both, leaves, negate
 from .library import OBJECT_COLLECTIVES
 from .machine import Machine
+from .objects import BUFFERS
 from .rule import Answers, Found, at, call_in, everyone, in_turn, line, rule, ways
 from .state import Event, Guard
 from .values import each, plain
@@ -71,6 +72,8 @@ def lonely(t: Machine) -> list[Lonely]:
             if not around:
                 continue
             one = Lonely(event, *around[0])
+            if event.meets == BUFFERS and any(other.kind == "choice" for other in event.guards):
+                continue  # an option says what is called, and that may be the model without its wrapper
             joins = one.guard.kind == "loop" and t.is_under("join", "Join", contexts=event.contexts)
             of_part = is_of_a_part(t, event) and one.leaf.kind == "some"
             if not joins and not of_part and not is_vague(one):

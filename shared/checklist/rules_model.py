@@ -531,15 +531,21 @@ def device(t: Machine) -> Answers:
         return
     places = [one for one in t.events if one.name in ("set_device", "device", "move", "ddp")]
     places = [one for one in places if who(t, one) == "all"]
-    for event in places:
-        if any(isinstance(index, Role) and index.name == "rank" for index in gpu_of(t, event)):
+    for event in places if ranks_are_global(t) else ():
+        if any(map(is_told, gpu_of(t, event))):
             yield at(event, "the second machine has no GPU with the number of a global rank: use LOCAL_RANK")
             break
     if hides_gpus(t) or not joins(t):
         return
     for event in places:
         numbers = [type(plain(index)) is int for index in gpu_of(t, event)]
-        if numbers and all(numbers) and (event.name in ("set_device", "ddp") or is_model(t, event)):
+        is_written = not any(isinstance(one, ast.Attribute) for one in arguments(event))
+        if (
+            numbers
+            and all(numbers)
+            and is_written
+            and (event.name in ("set_device", "ddp") or is_model(t, event))
+        ):
             made = event.call.args[0].node if event.call.args else None
             text = "the same GPU on each rank: take its number from LOCAL_RANK"
             yield Found(made, event.frame.source, text) if made is not None else at(event, text)
@@ -551,6 +557,23 @@ def device(t: Machine) -> Answers:
                 text = "cuda without a number is GPU 0 on each rank: call set_device(local_rank) before"
                 yield Found(made, event.frame.source, text) if made is not None else at(event, text)
                 return
+
+
+def ranks_are_global(t: Machine) -> bool:
+    """Whether the launcher tells the ranks: else the script may be for one machine."""
+    given = [one.call.get("rank", 4) for one in t.named["init_process_group"]]
+    return all(is_told(part) or isinstance(part, Const) for one in given for part in each(one))
+
+
+def is_told(value: Value) -> bool:
+    """Whether it is the rank that the launcher tells, rather than something that is called so."""
+    return isinstance(value, Role) and value.name == "rank" and not value.note("hinted")
+
+
+def arguments(event: Event) -> list[ast.expr]:
+    """The arguments of a call, as they are written."""
+    node = event.node
+    return [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
 
 
 def is_model(t: Machine, event: Event) -> bool:
@@ -634,7 +657,7 @@ def number(t: Machine) -> Answers:
             yield at(event, "its rank is a local rank: on two machines two processes have the same")
 
 
-@rule("RC311", "wrong", "19")
+@rule("RC311", "wrong", "19", sure=False)
 def norm(t: Machine) -> Answers:
     """Is the norm of sharded gradients that of all shards? Else each rank clips by its own part.
 
@@ -691,6 +714,7 @@ def mode(t: Machine) -> Answers:
                     measured.add(id(root))
                 elif id(root) in measured and before.loops and shares_loop(before, event):
                     known = not escaped(root) and not escaped(one)
+                    known = known and not is_set_to_train(t, root, event)
                     if event.again and known and is_trained(t, event):
                         yield at(
                             before, "nothing calls train() after this eval(): it trains in eval mode then"
@@ -719,6 +743,12 @@ def measured_in_training(t: Machine) -> Answers:
                     and not any(trains(t, outer.node) and is_data(outer.over) for outer in event.loops)
                 ):
                     yield at(event, "measured in training mode: call eval() before")
+
+
+def is_set_to_train(t: Machine, root: Value, forward: Event) -> bool:
+    """Whether train() is called in a loop around a forward: then an option may keep it from the eval()."""
+    calls = [one for one in t.named["train"] if any(t.root(part) is root for part in each(one.of))]
+    return any(shares_loop(one, forward) for one in calls)
 
 
 def is_trained(t: Machine, forward: Event) -> bool:

@@ -1,6 +1,7 @@
 """Questions about files: who writes them, what is in them, and who reads them."""
 
 import ast
+import re
 
 from .conditions import leaves
 from .machine import Machine
@@ -16,10 +17,12 @@ from .rule import (
     ways,
     who,
 )
+from .rules_data import is_resumed
 from .state import Event
 from .values import DIFFERS, OWN, ROUND, UNKNOWN, Pairs, Thing, Value, each, inside, things
 
 COUNTS = ("epoch", "step", "iter")
+CHOOSING = re.compile(r"rank|(^|_)(main|master|primary|leader|chief|writer)(_|$)")
 
 
 def states(value: Value | None) -> list[Thing]:
@@ -49,7 +52,7 @@ def save(t: Machine) -> Answers:
         if target is None or target.vary & (DIFFERS | UNKNOWN):
             continue
         kind = who(t, event)
-        if kind in ("all", "others"):
+        if kind in ("all", "others") and not is_chosen_by_name(event):
             yield at(event, "every rank writes this file: save on rank 0")
         elif kind == "local one" and not by_remainder(t, event) and "init_process_group" in t.named:
             # A cache is for the ranks of one machine; a checkpoint is for all.
@@ -57,6 +60,13 @@ def save(t: Machine) -> Answers:
             if is_checkpoint and id(event.frame.function) not in told:
                 told.add(id(event.frame.function))
                 yield at(event, "one rank of each machine writes this file: save on the global rank 0")
+
+
+def is_chosen_by_name(event: Event) -> bool:
+    """Whether a condition around it speaks of ranks, though it could not be read as one."""
+    tests = [one.node.test for one in event.guards if isinstance(one.node, ast.If | ast.IfExp)]
+    names = {getattr(one, "id", getattr(one, "attr", "")) for test in tests for one in ast.walk(test)}
+    return any(CHOOSING.search(name.lower()) for name in names)
 
 
 def by_remainder(t: Machine, event: Event) -> bool:
@@ -98,7 +108,7 @@ def saved(t: Machine) -> Answers:
             and not holding
             and resumes(t)
             and (t.named["optimizer"] or t.named["optimizer.step"])
-            and event.loops
+            and any(loop.over is not None and is_resumed(loop.over) for loop in event.loops)
         ):
             yield at(
                 event, "the state of the optimizer is not saved, though the run can go on from this file"
@@ -142,7 +152,7 @@ def holds(t: Machine, event: Event, kind: str, *words: str) -> bool:
     return False
 
 
-@rule("RC403", "wrong", "11")
+@rule("RC403", "wrong", "11", sure=False)
 def prefix(t: Machine) -> Answers:
     """Is the model's own state saved? Else its names begin with "module." and fit a wrapper alone.
 
@@ -199,6 +209,7 @@ def load(t: Machine) -> Answers:
     loaded = {
         id(one)
         for event in t.named["load_state_dict"]
+        if not of_numbers(event)
         for part in inside(event.result)
         for one in chain(part)
     }
@@ -213,11 +224,20 @@ def load(t: Machine) -> Answers:
             )
 
 
+def of_numbers(event: Event) -> bool:
+    """Whether what loads it holds numbers alone, and no tensors on a GPU: a scheduler."""
+    return bool(things(event.of, "scheduler", "plateau")) or event.of is not None and "sched" in event.of.name
+
+
 def is_of_the_run(t: Machine, load: Event) -> bool:
     """Whether a run may have saved that file, rather than someone else who publishes it."""
     saved = {one.of.key for one in t.named["save file"] if one.of is not None}
-    named = load.of is not None and (load.of.key in saved or load.of.name.isidentifier())
-    into = [one for one in t.named["load_state_dict"] if not things(one.of, "module", "ddp", "fsdp", "dp")]
+    named = load.of is not None and load.of.key in saved
+    into = [
+        one
+        for one in t.named["load_state_dict"]
+        if not of_numbers(one) and not things(one.of, "module", "ddp", "fsdp", "dp")
+    ]
     return (
         named
         or has_number(load.result)
