@@ -39,8 +39,7 @@ MEANT = {
     "lab_04_mispaired": {"meet"},
     "lab_05_deadlock": {"both_send"},
     "lab_06_faults": {"uneven"},
-    "lab_08_faults": {"error", "meet"},
-    "lab_13_try_except": {"error"},
+    "lab_08_faults": {"meet"},
     "lab_19_state": {"quits"},
     "lab_25_profile": {"sampler"},  # random data, for a profile
     "lab_26_look": {"meet"},

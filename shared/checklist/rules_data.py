@@ -130,6 +130,8 @@ def sampler(t: Machine) -> Answers:
             continue
         if whole_batches or not t.named["optimizer.step"] + t.named["scaler.step"]:
             continue
+        if things(given, "other sampler") and t.seeds.get("torch") == "differs":
+            continue  # each rank draws in an order of its own, on purpose
         data = event.call.get("dataset", 0)
         if not is_whole(data) and not is_by_index(event, data):
             if data is not None and data.note("unread"):

@@ -532,7 +532,8 @@ def device(t: Machine) -> Answers:
     places = [one for one in t.events if one.name in ("set_device", "device", "move", "ddp")]
     places = [one for one in places if who(t, one) == "all"]
     for event in places if ranks_are_global(t) else ():
-        if any(map(is_told, gpu_of(t, event))):
+        chosen = [one for one in gpu_of(t, event) if not isinstance(one, Const)]
+        if chosen and all(map(is_told, chosen)):
             yield at(event, "the second machine has no GPU with the number of a global rank: use LOCAL_RANK")
             break
     if hides_gpus(t) or not joins(t):
@@ -679,7 +680,7 @@ def norm(t: Machine) -> Answers:
                 )
 
 
-@rule("RC312", "wrong", "10")
+@rule("RC312", "wrong", "10", sure=False)
 def mode(t: Machine) -> Answers:
     """Is evaluation in eval mode, training not? Else dropout blurs the accuracy, or stays off for good.
 
