@@ -141,6 +141,16 @@ def test_a_fault_is_planted_line_by_line(tmp_path: Path):
     assert text == "if first:\n    try:\n        save()\n    leave()\n    wait()\n"
 
 
+def test_the_corpus_tells_what_could_not_be_read(tmp_path: Path, capsys, monkeypatch):
+    write(tmp_path, "some+one/broken.py", "def")
+    script = corpus.Script("some/one", "0", "broken.py", 0, [], [])
+    monkeypatch.setattr(corpus, "read_list", lambda: [script])
+    monkeypatch.setattr(corpus, "write_list", lambda scripts: None)
+    monkeypatch.setattr(sys, "argv", ["checklist_corpus", str(tmp_path)])
+    assert corpus.main() == 1
+    assert "broken.py:1: no Python: " in capsys.readouterr().err
+
+
 # --- Our own labs ---
 
 
