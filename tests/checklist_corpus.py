@@ -25,10 +25,12 @@ from typing import NamedTuple
 
 from shared.checklist.__main__ import chosen
 from shared.checklist.findings import RULES, check
+from shared.checklist.rule import is_sure
 
 LIST = Path(__file__).parent / "checklist" / "corpus.txt"
 FIRST = LIST.with_name("first_sight.txt")
 SEVERITY = {rule.name: rule.severity for rule in RULES}
+SURE = {rule.name for rule in RULES if rule.tier == "sure"}
 CHANGE = re.compile(r"(?:(\S+):)?(\+?)(\d+) (.*)")
 
 
@@ -170,21 +172,44 @@ def share(part: int, whole: int) -> str:
 
 def by_rule(scripts: list[Script]) -> str:
     lines = []
-    first = [one for findings in read_first_sight().values() for one in findings]
     for rule in RULES:
-        sights = Counter(one.verdict for one in first if one.rule == rule.name)
+        true, judged = rule.first_sight
         verdicts = Counter(
             one.verdict for script in scripts for one in script.findings if one.rule == rule.name
         )
         faults = [one.found for script in scripts for one in script.faults if one.rule == rule.name]
-        if sights or verdicts or faults:
+        if judged or verdicts or faults:
             lines.append(
-                f"{rule.code} {rule.name:10} {'default ' if rule.by_default else 'selected'}  "
-                f"first sight: true {sights['true']:3}  false {sights['false']:2}  "
+                f"{rule.code} {rule.name:10} {'default ' if rule.by_default else 'selected'}  {rule.tier:6}  "
+                f"first sight: true {true:3}  false {judged - true:2}  "
                 f"today: true {verdicts['true']:3}  false {verdicts['false']:2}  "
                 f"unjudged {verdicts['?']:2}  planted {len(faults):2}  found {sum(faults):2}"
             )
     return "\n".join(lines)
+
+
+def tallies(findings: list[Finding]) -> dict[str, tuple[int, int]]:
+    """{rule: how many of its findings are true, and how many there are}."""
+    true = Counter(one.rule for one in findings if one.verdict == "true")
+    return {name: (true[name], number) for name, number in Counter(one.rule for one in findings).items()}
+
+
+def tiers(scripts: list[Script]) -> list[str]:
+    """What both tiers are worth: true at first sight, and faults found. The second line is the fair one."""
+    rounds = read_first_sight()
+    asked = [rule.first_sight for rule in RULES if rule.by_default]
+    sure = [rule.first_sight for rule in RULES if rule.tier == "sure"]
+    fair = []
+    for one, findings in rounds.items():
+        others = tallies([each for number in rounds if number != one for each in rounds[number]])
+        fair += [tally for name, tally in tallies(findings).items() if is_sure(*others.get(name, (0, 0)))]
+    told = [" of ".join(str(sum(part)) for part in zip(*some, strict=True)) for some in (asked, sure, fair)]
+    faults = [one.found for script in scripts for one in script.faults if one.rule in SURE]
+    return [
+        f"by default {told[0]} findings were true at first sight, with `--sure` {told[1]}",
+        f"when the sure rules of each round are chosen by the other rounds, {told[2]}",
+        f"with `--sure` it finds {sum(faults)} of the planted faults",
+    ]
 
 
 def sentences(scripts: list[Script]) -> list[str]:
@@ -200,6 +225,7 @@ def sentences(scripts: list[Script]) -> list[str]:
         f"{now} of {all_now} findings are true on {len(scripts)} public scripts of "
         f"{len({one.repository for one in scripts})} repositories, and of {len(faults)} faults that we "
         f"planted there it finds {sum(faults)}",
+        *tiers(scripts),
     ]
 
 

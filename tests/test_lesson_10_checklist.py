@@ -27,6 +27,7 @@ from tests.helpers import ROOT, command
 FOLDER = Path(__file__).parent / "checklist"
 SCRIPTS = sorted(one for one in FOLDER.iterdir() if one.suffix in (".py", ".ipynb"))
 BY_DEFAULT = chosen(None, [])
+SURE = [rule.name for rule in RULES if rule.tier == "sure"]
 OF_FAULTS = chosen(["hangs", "wrong"], [])
 ALONE = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -131,6 +132,9 @@ def test_the_page_of_tools_says_how_often_it_is_right():
         assert told in page, told
     verdicts = {one.verdict for script in scripts for one in script.findings}
     rules = {one.rule for script in scripts for one in (*script.findings, *script.faults)}
+    first = [one for findings in corpus.read_first_sight().values() for one in findings]
+    assert corpus.tallies(first) == {rule.name: rule.first_sight for rule in RULES if rule.first_sight[1]}
+    assert f"only {', '.join(f'`{name}`' for name in SURE[:-1])} and `{SURE[-1]}`," in page
     assert verdicts <= {"true", "false"} and rules <= {rule.name for rule in RULES}
 
 
@@ -304,6 +308,38 @@ def test_the_exit_code_tells_whether_something_was_found(tmp_path: Path, capsys)
     assert "nonsense is no rule" in capsys.readouterr().err
 
 
+BOTH_TIERS = """import os
+import torch.distributed as dist
+rank, place, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+dist.init_process_group("nccl", rank=place, world_size=world)
+if rank == 0:
+    dist.barrier()
+"""
+RECORD = "(4 of 11 such findings were true)"
+
+
+def test_a_finding_is_sure_or_says_how_often_its_like_was_true(tmp_path: Path, capsys):
+    path = str(write(tmp_path, "train.py", BOTH_TIERS))
+    number = {"tier": "sure", "first_sight": {"true": 7, "judged": 7}}
+    meet = {"tier": "likely", "first_sight": {"true": 4, "judged": 11}}
+    for settings, options, expected in (
+        ("", [], [number, meet]),
+        ("", ["--sure"], [number]),
+        ("sure = true", [], [number]),
+        ("sure = true", ["--no-config"], [number, meet]),
+        ("", ["--sure", "--ignore", "number"], []),
+    ):
+        write(tmp_path, "pyproject.toml", f"[tool.rank-check]\n{settings}\n")
+        code = bool(expected)
+        assert main([path, *options, "--output-format", "json"]) == code
+        told = json.loads(capsys.readouterr().out)["findings"]
+        assert [{key: one[key] for key in number} for one in told] == expected, (settings, options)
+        assert main([path, *options]) == code
+        assert [RECORD in line for line in capsys.readouterr().out.splitlines()[:-1]] == [
+            one == meet for one in expected
+        ]
+
+
 SELECTIONS = {
     "--select RC101": 1,
     "--select RC1": 1,
@@ -373,12 +409,14 @@ def test_other_formats_tell_the_same(form: str, tmp_path: Path, capsys):
     assert main([str(path), "--output-format", form]) == 1
     out = capsys.readouterr().out
     if form == "github":
-        assert out.startswith("::error file=") and ",line=4,col=5,title=RC101 (hangs)::only rank 0" in out
+        assert out.startswith("::warning file=") and ",line=4,col=5,title=RC101 (hangs)::only rank 0" in out
+        assert out.endswith(f" {RECORD}\n")
         return
     told = json.loads(out)
     one = told["findings"][0] if form == "json" else told["runs"][0]["results"][0]
     assert (one["code"] if form == "json" else one["ruleId"]) == "RC101"
     if form == "sarif":
+        assert one["level"] == "warning" and one["message"]["text"].endswith(RECORD)
         assert one["locations"][0]["physicalLocation"]["region"] == {"startLine": 4, "startColumn": 5}
 
 

@@ -15,7 +15,7 @@ from .rule import DEFAULT, SEVERITIES, Rule
 
 FOUND, FAILED = 1, 2  # exit codes
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", ".venv"}
-OPTIONS = {"select": list, "ignore": list, "exclude": list, "src": list}  # of [tool.rank-check]
+OPTIONS = {"select": list, "ignore": list, "exclude": list, "src": list, "sure": bool}  # of [tool.rank-check]
 
 EPILOG = f"""\
 severities, the worst first:
@@ -26,12 +26,14 @@ exit code:
   1  something was found
   2  a file could not be read, or an option is wrong
 
-By default the rules of "hangs" and "wrong" are asked, but for those that are less sure:
-{", ".join(rule.name for rule in RULES if rule.severity in DEFAULT and not rule.sure)}.
+By default the rules of "hangs" and "wrong" are asked, but for those that were wrong too often:
+{", ".join(rule.name for rule in RULES if rule.severity in DEFAULT and not rule.by_default)}.
+A finding that is less than sure ends with how many such findings were true on scripts that its rule had not
+seen. The sure rules: {", ".join(rule.name for rule in RULES if rule.tier == "sure")}.
 --select and --ignore take codes (RC101), their beginnings (RC1), names (meet), severities (slow) or ALL. The
 comment "# rank-check: ignore[RC101]" keeps a rule silent about its line, "# rank-check: ignore" all of them.
-What stands in [tool.rank-check] of the pyproject.toml above the first path (select, ignore, exclude, src)
-holds where no option says otherwise. Nothing is run or imported.
+What stands in [tool.rank-check] of the pyproject.toml above the first path (select, ignore, exclude, src,
+sure) holds where no option says otherwise. Nothing is run or imported.
 """
 
 
@@ -59,6 +61,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--select", help="ask these rules alone; separated by commas")
     parser.add_argument("--ignore", help="leave these rules out")
+    parser.add_argument(
+        "--sure", action="store_true", help="ask those alone that were right nine times in ten"
+    )
     parser.add_argument("--exclude", help="leave out files and folders of these names, in folders")
     parser.add_argument("--output-format", choices=list(FORMATS), default="text")
     parser.add_argument("--no-config", action="store_true", help="do not read pyproject.toml")
@@ -84,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
             if given is not None:
                 settings[name] = [word.strip() for word in given.split(",") if word.strip()]
         rules = chosen(settings.get("select"), settings.get("ignore", []))
+        if options.sure or settings.get("sure"):
+            rules = tuple(rule for rule in rules if rule.tier == "sure")
     except UsageError as error:
         print(f"rank-check: {error}", file=sys.stderr)
         return FAILED
@@ -115,10 +122,9 @@ def read_settings(first: str) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: {error}") from None
         for name, value in found.items():
-            if name not in OPTIONS or not isinstance(value, list):
-                raise UsageError(
-                    f"{path}: [tool.rank-check] {name}: known are lists called {', '.join(OPTIONS)}"
-                )
+            if name not in OPTIONS or not isinstance(value, OPTIONS[name]):
+                known = ", ".join(f"{name} ({kind.__name__})" for name, kind in OPTIONS.items())
+                raise UsageError(f"{path}: [tool.rank-check] {name}: known are {known}")
         return {**found, "src": [str(folder / one) for one in found.get("src", [])]}
     return {}
 

@@ -106,7 +106,7 @@ def is_many(over: Value | None) -> bool:
     return True
 
 
-@rule("RC201", "wrong", "08")
+@rule("RC201", "wrong", "08", (2, 5))
 def sampler(t: Machine) -> Answers:
     """Has each rank its own part of the data? Else all train on the same images, N times for nothing.
 
@@ -184,7 +184,7 @@ def names_ranks(body: ast.AST) -> bool:
     )
 
 
-@rule("RC202", "wrong", "08")
+@rule("RC202", "wrong", "08", (8, 8))
 def share(t: Machine) -> Answers:
     """Do the samplers of all ranks agree? Else their parts overlap, and some images are never seen.
 
@@ -241,7 +241,7 @@ def shuffle(t: Machine) -> Answers:
             yield at(event, "shuffle=True beside a sampler: leave it out, the sampler shuffles")
 
 
-@rule("RC204", "wrong", "08")
+@rule("RC204", "wrong", "08", (21, 25))
 def epoch(t: Machine) -> Answers:
     """Does the sampler hear of each epoch? Else the order of the first one repeats for ever.
 
@@ -287,7 +287,7 @@ def tells(event: Event, sampler: Thing, loaders: list[Thing]) -> bool:
     return not known or any(one is sampler or one in loaders or samples(one, sampler) for one in known)
 
 
-@rule("RC205", "wrong", "11")
+@rule("RC205", "wrong", "11", (2, 2))
 def resumed(t: Machine) -> Answers:
     """Does the sampler go on with the epoch of the checkpoint? Else a resumed run repeats its orders.
 
@@ -326,7 +326,7 @@ def is_resumed(over: Value) -> bool:
     return False
 
 
-@rule("RC206", "wrong", "10")
+@rule("RC206", "wrong", "10", (29, 36))
 def seeds(t: Machine) -> Answers:
     """Has each rank its own random numbers? Else all ranks and their workers augment alike.
 
@@ -409,7 +409,7 @@ def is_step(t: Machine, draw: Event) -> bool:
     return trained and everyone(t, draw)
 
 
-@rule("RC207", "wrong", "10")
+@rule("RC207", "wrong", "10", (1, 1))
 def split(t: Machine) -> Answers:
     """Is data split alike on all ranks? Else one rank trains on what another one tests.
 
@@ -430,7 +430,7 @@ def split(t: Machine) -> Answers:
             yield Unasked("a function that is not read may set the seed")
 
 
-@rule("RC208", "wrong", "08")
+@rule("RC208", "wrong", "08", (33, 33))
 def download(t: Machine) -> Answers:
     """Does one rank download, and do the others wait? Else files are written twice, or read too early.
 
@@ -474,7 +474,7 @@ def same_data(first: Event, second: Event) -> bool:
     )
 
 
-@rule("RC209", "wrong", "07", sure=False)
+@rule("RC209", "wrong", "07", (7, 23), by_default=False)
 def reduce(t: Machine) -> Answers:
     """Are the counts of all ranks joined? Else rank 0 reports the accuracy of its own part.
 
@@ -522,7 +522,7 @@ def is_data(over: Value | None) -> bool:
     return False
 
 
-@rule("RC210", "wrong", "12", sure=False)
+@rule("RC210", "wrong", "12", (0, 1), by_default=False)
 def mean(t: Machine) -> Answers:
     """Are sums and counts joined, not means? Else a rank with few items counts as much as others.
 

@@ -142,7 +142,7 @@ def is_mirror(one: Lonely, other: Lonely) -> bool:
     return one.condition == negate(other.condition) or both(one.condition, other.condition) is False
 
 
-@rule("RC101", "hangs", "04")
+@rule("RC101", "hangs", "04", (4, 11))
 def meet(t: Machine) -> Answers:
     """Do all ranks call each collective? Else those that do wait until the timeout.
 
@@ -159,7 +159,7 @@ def meet(t: Machine) -> Answers:
             yield one.found(f"{one.who} to {one.what()}; the others are waited for")
 
 
-@rule("RC102", "hangs", "12")
+@rule("RC102", "hangs", "12", (1, 1))
 def quits(t: Machine) -> Answers:
     """Do all ranks leave a loop or a function together? Else the others wait in the next collective.
 
@@ -186,7 +186,7 @@ def may_exclude(one: Lonely) -> bool:
     return bool(leaving) and bool(meeting - leaving)
 
 
-@rule("RC103", "hangs", "12")
+@rule("RC103", "hangs", "12", (6, 8))
 def skip(t: Machine) -> Answers:
     """Do all ranks decide alike to leave, to skip or to meet? Else the others wait for those that do not.
 
@@ -213,7 +213,7 @@ def skip(t: Machine) -> Answers:
             yield one.found(f"{text}; the others wait in {one.what()}")
 
 
-@rule("RC104", "hangs", "13", sure=False)
+@rule("RC104", "hangs", "13", (3, 7), by_default=False)
 def error(t: Machine) -> Answers:
     """Does a rank that catches an error stop? Else it goes on alone, and the others wait for it.
 

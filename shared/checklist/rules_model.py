@@ -46,7 +46,7 @@ from .values import (
 WRAPS = words("ddp fsdp fully_shard replicate accelerator fabric trainer deepspeed parallelize_module")
 
 
-@rule("RC301", "wrong", "08")
+@rule("RC301", "wrong", "08", (1, 1))
 def group(t: Machine) -> Answers:
     """Does each process join a group? Else the first collective fails, or each process trains alone.
 
@@ -73,7 +73,7 @@ def is_whole_program(t: Machine) -> bool:
     return not t.main.cells
 
 
-@rule("RC302", "wrong", "08")
+@rule("RC302", "wrong", "08", (1, 1))
 def wrap(t: Machine) -> Answers:
     """Are the gradients averaged? Else each rank trains a model of its own.
 
@@ -137,7 +137,7 @@ def is_activation(event: Event) -> bool:
 WRAPPING = words("ddp parallel wrap distribut fsdp shard engine prepare")
 
 
-@rule("RC303", "wrong", "08")
+@rule("RC303", "wrong", "08", (1, 1))
 def order(t: Machine) -> Answers:
     """Is the model complete when wrapped, and sharded before the optimizer? Else old tensors are held.
 
@@ -227,7 +227,7 @@ def replaced(t: Machine, event: Event) -> Answers:
         yield at(event, "a layer is replaced after the model was wrapped: its gradients are not averaged")
 
 
-@rule("RC304", "wrong", "08")
+@rule("RC304", "wrong", "08", (2, 7))
 def bypass(t: Machine) -> Answers:
     """Does training call the wrapper? Else nothing is averaged, and no error tells.
 
@@ -282,7 +282,7 @@ def by_hand(t: Machine) -> bool:
     return False
 
 
-@rule("RC305", "wrong", "12")
+@rule("RC305", "wrong", "12", (0, 2))
 def drift(t: Machine) -> Answers:
     """Do all ranks change the model and the learning rate alike? Else their copies drift apart.
 
@@ -412,7 +412,7 @@ def clipped_too_early(t: Machine, made: Event, mine: dict[str, list[Event]]) -> 
             )
 
 
-@rule("RC307", "wrong", "09")
+@rule("RC307", "wrong", "09", (0, 1))
 def no_sync(t: Machine) -> Answers:
     """Are gradients averaged in the micro-batch before the step? Else each rank steps by its own.
 
@@ -518,7 +518,7 @@ def early(t: Machine) -> Answers:
         yield at(event, f"read before the collective{where} is done: call wait() on its work first")
 
 
-@rule("RC309", "wrong", "01")
+@rule("RC309", "wrong", "01", (11, 17))
 def device(t: Machine) -> Answers:
     """Has each rank its own GPU, by its local rank? Else all share GPU 0, or node 2 finds none.
 
@@ -643,7 +643,7 @@ def hides_gpus(t: Machine) -> bool:
     return any(one.call.args[0].vary & (RANK | UNKNOWN) for one in found)
 
 
-@rule("RC310", "wrong", "01")
+@rule("RC310", "wrong", "01", (7, 7))
 def number(t: Machine) -> Answers:
     """Is the rank that joins the group the global one? Else two machines have two ranks 0.
 
@@ -658,7 +658,7 @@ def number(t: Machine) -> Answers:
             yield at(event, "its rank is a local rank: on two machines two processes have the same")
 
 
-@rule("RC311", "wrong", "19", sure=False)
+@rule("RC311", "wrong", "19", (0, 2), by_default=False)
 def norm(t: Machine) -> Answers:
     """Is the norm of sharded gradients that of all shards? Else each rank clips by its own part.
 
@@ -680,7 +680,7 @@ def norm(t: Machine) -> Answers:
                 )
 
 
-@rule("RC312", "wrong", "10", sure=False)
+@rule("RC312", "wrong", "10", (3, 5), by_default=False)
 def mode(t: Machine) -> Answers:
     """Is evaluation in eval mode, training not? Else dropout blurs the accuracy, or stays off for good.
 
