@@ -431,7 +431,7 @@ def sizes_differ(rank: int, cured: bool) -> float:
         1: "Detected mismatch between collectives on ranks",
     },
     right="^8.0$",
-    did="the same, with TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    did="an all-reduce of other sizes on each rank, with `TORCH_DISTRIBUTED_DEBUG=DETAIL`",
     cause="each collective is compared before it runs",
     cure="the message names both ranks' shapes; do not use it with DDP on a CPU",
     lesson="04",

@@ -365,7 +365,7 @@ def tokens_weigh_differently(rank: int, cured: bool) -> float:
     symptom="`c10d::allreduce_: an autograd kernel was not registered`, a warning, and wrong gradients",
     did="`dist.all_reduce` inside of a model's forward, and each rank has a loss of its own",
     cause="autograd does not see it: what the other rank's loss owes to this x is lost",
-    cure="`_functional_collectives.all_reduce`; see the row of the replicated loss, where that is wrong",
+    cure="`_functional_collectives.all_reduce`; where all ranks share one loss, g of lesson 17 instead",
     lesson="17",
 )
 def all_reduce_in_forward(rank: int, cured: bool) -> str:
