@@ -35,7 +35,8 @@ FIRST = {
 }
 INTRODUCTION = (
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
-    "its case on two ranks, broken and cured, and compare the message; or *from a source*, which is linked."
+    "its case on two ranks, broken and cured, and compare the message; or *from a source*, which is linked. "
+    "Words: [the glossary](glossary.md)."
 )
 COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
 
