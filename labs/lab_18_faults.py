@@ -129,7 +129,7 @@ def clipped_too_early(group: Group, cfg: Config) -> None:
     of_rank = nn.utils.clip_grad_norm_(net.parameters(), 1e9).item()  # so much that nothing is clipped
     of_mean = optimizer.clip_grad_norm_(1e9).item()
     print_in_rank_order(
-        f"norm of p.grad before step(): {of_rank:.4f}; of the averaged gradient: {of_mean:.4f}"
+        f"norm of p.grad before step(): {of_rank:.5f}; of the averaged gradient: {of_mean:.5f}"
     )
     if (abs(of_rank - of_mean) < 1e-6) != (group.world_size == 1):
         raise CourseError("a rank's own gradient was to have another norm than the mean")
