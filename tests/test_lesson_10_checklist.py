@@ -315,13 +315,13 @@ dist.init_process_group("nccl", rank=place, world_size=world)
 if rank == 0:
     dist.barrier()
 """
-RECORD = "(4 of 11 such findings were true)"
+RECORD = "(4 of 15 such findings were true)"
 
 
 def test_a_finding_is_sure_or_says_how_often_its_like_was_true(tmp_path: Path, capsys):
     path = str(write(tmp_path, "train.py", BOTH_TIERS))
     number = {"tier": "sure", "first_sight": {"true": 7, "judged": 7}}
-    meet = {"tier": "likely", "first_sight": {"true": 4, "judged": 11}}
+    meet = {"tier": "likely", "first_sight": {"true": 4, "judged": 15}}
     for settings, options, expected in (
         ("", [], [number, meet]),
         ("", ["--sure"], [number]),

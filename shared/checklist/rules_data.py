@@ -106,7 +106,7 @@ def is_many(over: Value | None) -> bool:
     return True
 
 
-@rule("RC201", "wrong", "08", (2, 5))
+@rule("RC201", "wrong", "08", (4, 8))
 def sampler(t: Machine) -> Answers:
     """Has each rank its own part of the data? Else all train on the same images, N times for nothing.
 
@@ -184,7 +184,7 @@ def names_ranks(body: ast.AST) -> bool:
     )
 
 
-@rule("RC202", "wrong", "08", (8, 8))
+@rule("RC202", "wrong", "08", (13, 13))
 def share(t: Machine) -> Answers:
     """Do the samplers of all ranks agree? Else their parts overlap, and some images are never seen.
 
@@ -241,7 +241,7 @@ def shuffle(t: Machine) -> Answers:
             yield at(event, "shuffle=True beside a sampler: leave it out, the sampler shuffles")
 
 
-@rule("RC204", "wrong", "08", (21, 25))
+@rule("RC204", "wrong", "08", (36, 40))
 def epoch(t: Machine) -> Answers:
     """Does the sampler hear of each epoch? Else the order of the first one repeats for ever.
 
@@ -326,7 +326,7 @@ def is_resumed(over: Value) -> bool:
     return False
 
 
-@rule("RC206", "wrong", "10", (29, 36))
+@rule("RC206", "wrong", "10", (43, 53))
 def seeds(t: Machine) -> Answers:
     """Has each rank its own random numbers? Else all ranks and their workers augment alike.
 
@@ -430,7 +430,7 @@ def split(t: Machine) -> Answers:
             yield Unasked("a function that is not read may set the seed")
 
 
-@rule("RC208", "wrong", "08", (33, 33))
+@rule("RC208", "wrong", "08", (44, 44))
 def download(t: Machine) -> Answers:
     """Does one rank download, and do the others wait? Else files are written twice, or read too early.
 

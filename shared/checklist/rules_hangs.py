@@ -142,7 +142,7 @@ def is_mirror(one: Lonely, other: Lonely) -> bool:
     return one.condition == negate(other.condition) or both(one.condition, other.condition) is False
 
 
-@rule("RC101", "hangs", "04", (4, 11))
+@rule("RC101", "hangs", "04", (4, 15))
 def meet(t: Machine) -> Answers:
     """Do all ranks call each collective? Else those that do wait until the timeout.
 
@@ -159,7 +159,7 @@ def meet(t: Machine) -> Answers:
             yield one.found(f"{one.who} to {one.what()}; the others are waited for")
 
 
-@rule("RC102", "hangs", "12", (1, 1))
+@rule("RC102", "hangs", "12", (1, 2))
 def quits(t: Machine) -> Answers:
     """Do all ranks leave a loop or a function together? Else the others wait in the next collective.
 
@@ -186,7 +186,7 @@ def may_exclude(one: Lonely) -> bool:
     return bool(leaving) and bool(meeting - leaving)
 
 
-@rule("RC103", "hangs", "12", (6, 8))
+@rule("RC103", "hangs", "12", (8, 10))
 def skip(t: Machine) -> Answers:
     """Do all ranks decide alike to leave, to skip or to meet? Else the others wait for those that do not.
 
@@ -320,7 +320,7 @@ def chooses_gpu(t: Machine, event: Event, joins: list[Event]) -> bool:
     )
 
 
-@rule("RC107", "hangs", "03")
+@rule("RC107", "hangs", "03", (0, 1))
 def both_send(t: Machine) -> Answers:
     """Does one of two ranks receive while the other sends? Else both wait for the other to receive.
 

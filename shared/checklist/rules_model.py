@@ -46,7 +46,7 @@ from .values import (
 WRAPS = words("ddp fsdp fully_shard replicate accelerator fabric trainer deepspeed parallelize_module")
 
 
-@rule("RC301", "wrong", "08", (1, 1))
+@rule("RC301", "wrong", "08", (1, 3))
 def group(t: Machine) -> Answers:
     """Does each process join a group? Else the first collective fails, or each process trains alone.
 
@@ -73,7 +73,7 @@ def is_whole_program(t: Machine) -> bool:
     return not t.main.cells
 
 
-@rule("RC302", "wrong", "08", (1, 1))
+@rule("RC302", "wrong", "08", (4, 4))
 def wrap(t: Machine) -> Answers:
     """Are the gradients averaged? Else each rank trains a model of its own.
 
@@ -282,7 +282,7 @@ def by_hand(t: Machine) -> bool:
     return False
 
 
-@rule("RC305", "wrong", "12", (0, 2))
+@rule("RC305", "wrong", "12", (1, 3))
 def drift(t: Machine) -> Answers:
     """Do all ranks change the model and the learning rate alike? Else their copies drift apart.
 
@@ -347,7 +347,7 @@ def is_covered(t: Machine, guard: Guard) -> bool:
     return any(one.guard.node is guard.node for one in lonely(t))
 
 
-@rule("RC306", "wrong", "10")
+@rule("RC306", "wrong", "10", (2, 3))
 def scaler(t: Machine) -> Answers:
     """Is the GradScaler used as a whole? Else fp16 gradients vanish, or are clipped at another scale.
 
@@ -500,7 +500,7 @@ def own_way(event: Event, other: Event) -> Condition:
     )
 
 
-@rule("RC308", "wrong", "05")
+@rule("RC308", "wrong", "05", (0, 3))
 def early(t: Machine) -> Answers:
     """Is the result of an async collective used after wait()? Else it is read while it is being written.
 
@@ -518,7 +518,7 @@ def early(t: Machine) -> Answers:
         yield at(event, f"read before the collective{where} is done: call wait() on its work first")
 
 
-@rule("RC309", "wrong", "01", (11, 17))
+@rule("RC309", "wrong", "01", (13, 22))
 def device(t: Machine) -> Answers:
     """Has each rank its own GPU, by its local rank? Else all share GPU 0, or node 2 finds none.
 

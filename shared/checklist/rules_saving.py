@@ -34,7 +34,7 @@ def states(value: Value | None) -> list[Thing]:
     return found
 
 
-@rule("RC401", "wrong", "11", (37, 50))
+@rule("RC401", "wrong", "11", (50, 68))
 def save(t: Machine) -> Answers:
     """Does one rank alone save? Else N processes write into one file at the same time.
 
@@ -74,7 +74,7 @@ def by_remainder(t: Machine, event: Event) -> bool:
     return any(leaf.key == "remainder" for _, condition in ways(t, event) or () for leaf in leaves(condition))
 
 
-@rule("RC402", "wrong", "11", (19, 23))
+@rule("RC402", "wrong", "11", (23, 28))
 def saved(t: Machine) -> Answers:
     """Is all in the checkpoint that a run needs to go on? Else it goes on with an optimizer that is new.
 
@@ -194,7 +194,7 @@ def loads_into_wrapper(t: Machine) -> bool:
     )
 
 
-@rule("RC404", "wrong", "11", (25, 43))
+@rule("RC404", "wrong", "11", (27, 47))
 def load(t: Machine) -> Answers:
     """Does each rank load onto its own device? Else all load onto the GPU of the rank that saved.
 
@@ -315,7 +315,7 @@ def shards(t: Machine) -> Answers:
                 )
 
 
-@rule("RC407", "wrong", "11", (21, 22))
+@rule("RC407", "wrong", "11", (28, 29))
 def overwrite(t: Machine) -> Answers:
     """Is a checkpoint written beside the old one? Else a run that dies while it saves cannot be resumed.
 
