@@ -128,8 +128,9 @@ names and severities, as do lists in the table `[tool.rank-check]` of a `pyproje
 and 2 if a file cannot be read. `rank-check` is also the name of a hook for pre-commit.
 
 The numbers say how many of a rule's findings were true on public scripts that it had not seen; after each
-round we mended causes of the others. `--sure`, or `sure = true` in that table, asks the sure rules alone:
-right at least nine times in ten, over at least three findings. [How often it is right](tools.md#a-checklist).
+round but the last we mended causes of the others. `--sure`, or `sure = true` in that table, asks the sure
+rules alone: right at least nine times in ten, over at least three findings.
+[How often it is right](tools.md#a-checklist).
 """
 
 
