@@ -2,8 +2,8 @@
 
     stand_in.py FOLDER DEED DEED ...
 
-DEED is what each rank does, by rank: a number of seconds that its save takes after SIGTERM, "fails", or
-"hangs". All marks are files in FOLDER. In an attempt after a save, all ranks end well at once.
+DEED is what each rank does, one rank a node: a number of seconds that its save takes after SIGTERM, "fails",
+or "hangs". All marks are files in FOLDER. In an attempt after a save, all ranks end well at once.
 """
 
 import ctypes
@@ -41,7 +41,8 @@ def hang(folder: Path, rank: int) -> None:
 
 
 def main(folder: Path, *deeds: str) -> int:
-    rank = int(os.environ["RANK"])
+    # Ranks are numbered by torchrun as it likes. Node 0 holds its store, and must be the one that hangs.
+    rank = int(os.environ["SLURM_NODEID"])
     ranks = int(os.environ["WORLD_SIZE"])
     if (folder / f"saved {rank}").exists():
         return 0
