@@ -197,7 +197,7 @@ def be_rank(case: Case, script_path: str, folder: str) -> None:
 
 def be_launcher(case: Case, script_path: str, folder: str, patience_s: float) -> None:
     """Be torchrun: its agent, with forks for ranks."""
-    begin(str(Path(folder) / "launcher.txt"))
+    begin(Path(folder) / "launcher.txt")
     forget_multiprocessing()
     os.environ.clear()
     seconds = str(int(patience_s))

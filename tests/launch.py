@@ -203,7 +203,7 @@ def variables_of(job: Job, rank: int, port: int, output: Path) -> dict[str, str]
 
 def serve_store(sender: Connection) -> None:
     """The store of a job in a process of its own, as torchrun's agent is."""
-    begin(Path(os.devnull), Path(os.devnull))
+    begin(Path(os.devnull))
     store = sys.modules["torch.distributed"].TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     sender.send(store.port)
     while store:
@@ -252,13 +252,13 @@ def code_of(error: SystemExit) -> int:
     return 1
 
 
-def begin(output: Path, errors: Path) -> None:
-    """Lead a session, read nothing, write to the ends of ``output`` and ``errors``."""
+def begin(output: Path, errors: Path | None = None) -> None:
+    """Lead a session, read nothing, write to the ends of ``output`` and, if it is another one, ``errors``."""
     os.setsid()
     die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    for number, path in ((1, output), (2, errors)):
+    for number, path in ((1, output), (2, errors or output)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # torchrun starts ranks with `python -u`
