@@ -27,8 +27,9 @@ FAILS = 3  # exit code of torchrun in the first attempt
 LIMIT_S = 60.0
 STAND_INS = {
     "torchrun": """#!/bin/bash
-note=$(mktemp "$NOTES/XXXXXXXX")
+note=$(mktemp "$NOTES/../XXXXXXXX")
 printf '%s\\0' "$SLURMD_NODENAME" "$@" > "$note"
+mv "$note" "$NOTES"
 echo "attempt ${SLURM_RESTART_COUNT:-0}"
 exit "$(cat "$NOTES/../code")"
 """,
