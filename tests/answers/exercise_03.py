@@ -100,7 +100,7 @@ ANSWERS = [
     ),
     wrong(
         "Every rank waits for the token, and nobody has one to begin with.",
-        "stuck: it waited 30 s for a message that did not come",
+        "stuck: it waited 10 s for a message that did not come",
         (RECEIVE, "dist.recv(token, (rank - 1) % n)"),
     ),
     wrong(
@@ -118,7 +118,7 @@ ANSWERS = [
     ),
     wrong(
         "Does not wait for the message to leave.",
-        "stuck: it waited 30 s for a message",
+        "stuck: it waited 10 s for a message",
         ("send(token", "isend(token"),
     ),
     wrong(

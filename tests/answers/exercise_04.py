@@ -73,7 +73,7 @@ ANSWERS = [
     ),
     wrong(
         "Every rank waits until its piece is taken, and none takes one.",
-        "stuck: it waited 30 s for a message that did not come",
+        "stuck: it waited 10 s for a message that did not come",
         (
             "sendrecv(pieces[(rank - step) % n], right, pieces[(rank - step - 1) % n], left)",
             """

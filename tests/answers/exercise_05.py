@@ -84,7 +84,7 @@ ANSWERS = [
     ),
     wrong(
         "Every rank waits until its message is taken, and none takes one.",
-        "stuck: it waited 30 s for a message that did not come",
+        "stuck: it waited 10 s for a message that did not come",
         (
             "sendrecv(outgoing, right, incoming, left)",
             """
