@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.doctor.__main__ import main
+from shared.doctor.ending import lines_of
 from shared.doctor.processes import descendants, variables_of
 from shared.doctor.ranks import Call, Place, Rank, ranks_of
 from shared.doctor.source import messages_in
@@ -284,6 +285,20 @@ PROOFS = {
 @pytest.mark.parametrize(("ranks", "is_proof"), PROOFS.values(), ids=PROOFS)
 def test_what_is_proof_that_nobody_can_come(ranks: list[Rank], is_proof: bool):
     assert verdict({one.rank: one for one in ranks}, 3).is_proof == is_proof
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("Connection closed by peer", "Rank 1 was the first"),
+        ("Timed out waiting", "Rank 0 ran out of patience"),
+    ],
+)
+def test_who_was_the_first_where_ends_were_seen_in_the_other_order(error: str, expected: str):
+    """torchrun asked before the doctor how rank 1 had ended, and the doctor saw both ends in one look."""
+    echo = rank(0, call(1), state="failed", error=f"RuntimeError: {error}", died=0)
+    gone = rank(1, state="gone", died=1)
+    assert expected in lines_of({0: echo, 1: gone}, [], 2, 1)[0]
 
 
 def test_whom_a_line_of_the_source_waits_for(tmp_path: Path):

@@ -11,6 +11,7 @@ SIGTERM = -15  # by which launchers end the ranks that are left
 OF_TORCHRUN = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 OF_SPAWN = re.compile(r"(?i)process (\d+) terminated with the following error:\s*(.*)", re.DOTALL)
 OF_SPAWN_CODE = re.compile(r"(?i)process (\d+) terminated with (exit code|signal) (\S+)")
+PEER_LEFT = re.compile(r"Connection (closed|reset)|Broken pipe|remote process exited")
 LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 
 
@@ -56,10 +57,15 @@ def is_first(rank: Rank, ranks: dict[int, Rank]) -> bool:
         return not rank.is_echo
     others = [other for other in ranks.values() if other is not rank]
     if rank.state == "gone":
-        is_earliest = all(before(rank, other) for other in others)
+        is_earliest = all(before(rank, other) for other in others if not lost_its_peer(other))
         return rank.code not in (None, SIGTERM) or is_earliest
     has_echo = any(other.is_echo for other in others)
     return rank.state == "ended" and (bool(rank.code) or has_echo)
+
+
+def lost_its_peer(rank: Rank) -> bool:
+    """Whether it failed because another one had gone, whichever of both ends was seen before."""
+    return rank.state == "failed" and rank.is_echo and bool(PEER_LEFT.search(rank.error))
 
 
 def before(rank: Rank, other: Rank) -> bool:

@@ -75,6 +75,7 @@ class Asked:
         answers: dict[int, dict] = {}
         while True:
             time.sleep(0.05)
+            self.see_deaths()
             answers = {pid: said for pid, said in self.read("answer").items() if said["number"] == number}
             expected &= processes.parents().keys()
             silent = expected - answers.keys()
