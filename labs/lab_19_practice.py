@@ -205,7 +205,7 @@ def first_values(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         draw_shards(model, blank, cfg.seed)
     found = [(name, p.full_tensor()) for name, p in model.named_parameters()]
     assert_all_equal("drawn layer by layer:", found, parameters(alone), 0.0)
-    kept = sum(p.to_local().nbytes for p in model.parameters())
+    kept = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters())  # with padding
     if memory.peak > kept + layer:
         raise CourseError(f"drawn layer by layer: {memory.peak} bytes at once, {kept} of them shards")
     told = f"equal to one process bit for bit; at most {memory.peak / size:.2f} S on a rank"
