@@ -148,8 +148,8 @@ def test_a_fault_is_planted_line_by_line(tmp_path: Path):
 def test_the_corpus_tells_what_could_not_be_read(tmp_path: Path, capsys, monkeypatch):
     write(tmp_path, "some+one/broken.py", "def")
     script = corpus.Script("some/one", "0", "broken.py", 0, [], [])
-    monkeypatch.setattr(corpus, "read_list", lambda: [script])
-    monkeypatch.setattr(corpus, "write_list", lambda scripts: None)
+    monkeypatch.setattr(corpus, "read_list", lambda *_: [script])
+    monkeypatch.setattr(corpus, "write_list", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["checklist_corpus", str(tmp_path)])
     assert corpus.main() == 1
     assert "broken.py:1: no Python: " in capsys.readouterr().err
@@ -159,7 +159,8 @@ def test_the_corpus_tells_what_could_not_be_read(tmp_path: Path, capsys, monkeyp
 
 
 def test_in_our_labs_it_finds_what_is_meant_and_nothing_else():
-    report = check(sorted((ROOT / "labs").glob("lab_*.py")), BY_DEFAULT)
+    rules = (*BY_DEFAULT, *chosen(["both_send", "uneven"], []))
+    report = check(sorted((ROOT / "labs").glob("lab_*.py")), rules)
     assert not report.errors
     found: dict[str, set[str]] = {}
     for one in report.findings:
@@ -194,13 +195,13 @@ CONDITIONS = (
     ("if args.is_main_process: dist.barrier()", ["meet"]),
     ("if (first := rank == 0) and first: dist.barrier()", ["meet"]),
     ("rank == 0 and dist.barrier()", ["meet"]),
-    ("for i in range(rank): dist.barrier()", ["meet"]),
+    ("for i in range(rank): dist.barrier()", ["parted"]),
     ("if rank == 0: dist.all_reduce(x, group=dist.new_group(backend='gloo'))", ["meet"]),
     ("all_ranks = dist.new_group()\n    if rank == 0: dist.all_reduce(x, group=all_ranks)", ["meet"]),
     ("if rank != 0: return\n    dist.barrier()", ["quits"]),
     ("while True:\n        if rank == 0: break\n        dist.barrier()", ["quits"]),
     ("writer = open('log') if rank == 0 else None\n    if writer is not None: dist.barrier()", ["meet"]),
-    ("if rank in (0, 1): pair = dist.new_group([0, 1])", ["meet"]),
+    ("if rank in (0, 1): pair = dist.new_group([0, 1])", ["parted"]),
     ("raise NotImplementedError  # your turn\n    if rank == 0: dist.barrier()", ["meet"]),
     ("if world_size > 1: dist.barrier()", []),
     ("if rank >= 0: dist.barrier()", []),
@@ -208,6 +209,9 @@ CONDITIONS = (
     ("if rank != dist.get_rank(): raise RuntimeError\n    dist.barrier()", []),
     ("if rank == 0 and world_size == 1: dist.barrier()", []),
     ("if rank == 0: dist.barrier()\n    else: dist.barrier()", []),
+    ("if rank == 0 and not args.known: dist.barrier()\n    else: dist.barrier()", []),
+    ("if rank == 0:\n        dist.destroy_process_group()\n        dist.barrier()", []),
+    ("def save():\n        if args.sharded: dist.barrier()\n    if rank == 0: save()", []),
     ("if rank != 0: dist.barrier()\n    print(1)\n    if rank == 0: dist.barrier()", []),
     ("for r in range(world_size):\n        if r == rank: print(r)\n        dist.barrier()", []),
     ("pair = dist.new_group([0, 1])\n    if rank < 2: dist.all_reduce(x, group=pair)", []),
@@ -300,7 +304,7 @@ def test_the_exit_code_tells_whether_something_was_found(tmp_path: Path, capsys)
     )
     assert main([str(right)]) == 0
     assert main([str(right), str(bad)]) == 1
-    assert f"{bad}:4:5: RC101 hangs: only rank 0 comes to barrier" in capsys.readouterr().out
+    assert f"{bad}:4:5: RC101 may hang: only rank 0 comes to barrier" in capsys.readouterr().out
     assert main([str(bad), str(broken)]) == 2
     assert "broken.py:1: no Python: " in capsys.readouterr().err
     assert main([str(tmp_path / "none.py")]) == 2
@@ -315,13 +319,13 @@ dist.init_process_group("nccl", rank=place, world_size=world)
 if rank == 0:
     dist.barrier()
 """
-RECORD = "(4 of 15 such findings were true)"
+RECORD = "(6 of 34 such findings were true)"
 
 
 def test_a_finding_is_sure_or_says_how_often_its_like_was_true(tmp_path: Path, capsys):
     path = str(write(tmp_path, "train.py", BOTH_TIERS))
     number = {"tier": "sure", "first_sight": {"true": 7, "judged": 7}}
-    meet = {"tier": "likely", "first_sight": {"true": 4, "judged": 15}}
+    meet = {"tier": "likely", "first_sight": {"true": 6, "judged": 34}}
     for settings, options, expected in (
         ("", [], [number, meet]),
         ("", ["--sure"], [number]),
@@ -409,7 +413,9 @@ def test_other_formats_tell_the_same(form: str, tmp_path: Path, capsys):
     assert main([str(path), "--output-format", form]) == 1
     out = capsys.readouterr().out
     if form == "github":
-        assert out.startswith("::warning file=") and ",line=4,col=5,title=RC101 (hangs)::only rank 0" in out
+        assert (
+            out.startswith("::warning file=") and ",line=4,col=5,title=RC101 (may hang)::only rank 0" in out
+        )
         assert out.endswith(f" {RECORD}\n")
         return
     told = json.loads(out)

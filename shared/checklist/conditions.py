@@ -132,3 +132,8 @@ def apart(condition: Condition) -> list[Leaf]:
     if any(leaf.kind == "turn" for leaf in found):
         return []
     return [leaf for leaf in found if leaf.kind in APART]
+
+
+def is_of_error(leaf: Leaf) -> bool:
+    """Whether it asks if this rank met an error."""
+    return isinstance(leaf.key, tuple) and leaf.key[0] == "except"

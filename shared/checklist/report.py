@@ -1,18 +1,26 @@
 """How findings are told: as text, JSON, SARIF or comments of GitHub; and the page of all rules."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 
 from .findings import Finding, Report
 from .rule import SEVERITIES, Rule
 
 LEVELS = {"hangs": "error", "wrong": "error", "slow": "warning", "style": "note"}
+DOUBTS = {"hangs": "may hang", "wrong": "may be wrong"}
+CLAIMS = ("hangs", "may hang", "wrong", "may be wrong", "slow", "style")
 
 
 def level(rule: Rule) -> str:
     """How loud it is told: as an error where it is sure."""
     loud = LEVELS[rule.severity]
     return "warning" if loud == "error" and rule.tier != "sure" else loud
+
+
+def claim(rule: Rule) -> str:
+    """What is said of a script: that it hangs only by a rule that was right nine times in ten."""
+    return rule.severity if rule.tier == "sure" else DOUBTS.get(rule.severity, rule.severity)
 
 
 def noted(one: Finding) -> str:
@@ -22,13 +30,11 @@ def noted(one: Finding) -> str:
 
 def as_text(report: Report, rules: tuple[Rule, ...], files: int) -> str:
     lines = [
-        f"{one.place}: {one.rule.code} {one.rule.severity}: {one.text} [{one.rule.name}]{noted(one)}"
+        f"{one.place}: {one.rule.code} {claim(one.rule)}: {one.text} [{one.rule.name}]{noted(one)}"
         for one in report.findings
     ]
-    counts = [
-        (name, sum(one.rule.severity == name for one in report.findings)) for name in reversed(SEVERITIES)
-    ]
-    kinds = ", ".join(f"{number} {name}" for name, number in counts if number)
+    counts = Counter(claim(one.rule) for one in report.findings)
+    kinds = ", ".join(f"{counts[word]} {word}" for word in CLAIMS if counts[word])
     number = len(report.findings)
     said = f"{files} file{'s' * (files != 1)}, {len(rules)} rules: "
     said += f"{number} finding{'s' * (number != 1)} ({kinds})" if number else "nothing found"
@@ -71,9 +77,7 @@ def as_github(report: Report, rules: tuple[Rule, ...], files: int) -> str:
     for one in report.findings:
         word = level(one.rule).replace("note", "notice")
         text = (one.text + noted(one)).replace("%", "%25").replace("\n", "%0A")
-        where = (
-            f"file={one.path},line={one.line},col={one.column},title={one.rule.code} ({one.rule.severity})"
-        )
+        where = f"file={one.path},line={one.line},col={one.column},title={one.rule.code} ({claim(one.rule)})"
         lines.append(f"::{word} {where}::{text}")
     return "\n".join(lines)
 
@@ -127,9 +131,9 @@ names and severities, as do lists in the table `[tool.rank-check]` of a `pyproje
 `# rank-check: ignore[RC101]` keeps a rule silent about its line. The exit code is 1 if something is found,
 and 2 if a file cannot be read. `rank-check` is also the name of a hook for pre-commit.
 
-The numbers say how many of a rule's findings were true on public scripts that it had not seen; after each
-round but the last we mended causes of the others. `--sure`, or `sure = true` in that table, asks the sure
-rules alone: right at least nine times in ten, over at least three findings.
+The numbers say how many of a rule's findings were true on public scripts that it had not seen. A rule is
+sure if nine in ten were, of three or more. Its findings say *hangs* or *wrong*; those of the others say *may
+hang* or *may be wrong*. `--sure`, or `sure = true` in that table, asks the sure rules alone.
 [How often it is right](tools.md#a-checklist).
 """
 

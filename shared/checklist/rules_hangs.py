@@ -2,12 +2,12 @@
 
 import ast
 
-from .conditions import Condition, Leaf, Some, apart, both, leaves, negate
+from .conditions import Condition, Leaf, Some, apart, both, leaves, negate, simplify
 from .library import OBJECT_COLLECTIVES
 from .machine import Machine
 from .objects import BUFFERS
 from .rule import Answers, Found, at, call_in, everyone, in_turn, line, rule, ways
-from .state import Event, Guard
+from .state import ALWAYS, Event, Guard
 from .values import each, plain
 
 NOT_WAITED = ("init_process_group",)
@@ -59,6 +59,12 @@ class Lonely:
     def found(self, text: str) -> Found:
         return Found(self.place, self.guard.frame.source, text)
 
+    def missed(self) -> Found:
+        """Who comes, by rank."""
+        if self.guard.kind == "exit":
+            return self.found(f"not all ranks leave here: {self.who} to {self.what()}")
+        return self.found(f"{self.who} to {self.what()}; the others are waited for")
+
 
 def lonely(t: Machine) -> list[Lonely]:
     """The meetings that some ranks miss, without those that the others come to elsewhere."""
@@ -76,10 +82,28 @@ def lonely(t: Machine) -> list[Lonely]:
                 continue  # an option says what is called, and that may be the model without its wrapper
             joins = one.guard.kind == "loop" and t.is_under("join", "Join", contexts=event.contexts)
             of_part = is_of_a_part(t, event) and one.leaf.kind == "some"
-            if not joins and not of_part and not is_vague(one):
+            if not joins and not of_part:
                 found.append(one)
-        known = t.notes["lonely"] = unmatched(found)
+        found = [one for one in unmatched(found) if not is_vague(one)]
+        known = t.notes["lonely"] = [one for one in found if not has_left(t, one) and not may_pass_by(one)]
     return known
+
+
+def has_left(t: Machine, one: Lonely) -> bool:
+    """Whether the ranks that come have left the process group before."""
+    return any(
+        left.number < one.event.number and one.guard in left.guards
+        for left in t.named["destroy_process_group"]
+    )
+
+
+def may_pass_by(one: Lonely) -> bool:
+    """Whether a function that is called there asks something else before the meeting: none may come to it."""
+    deeper = one.event.guards[one.event.guards.index(one.guard) + 1 :]
+    return any(
+        guard.frame is not one.guard.frame and not isinstance(simplify(guard.condition, ALWAYS), bool)
+        for guard in deeper
+    )
 
 
 def forms_groups_anew(t: Machine) -> bool:
@@ -125,24 +149,12 @@ def is_mirror(one: Lonely, other: Lonely) -> bool:
     """Whether the ranks that miss one meeting come to the other: ``if rank == 0: f() else: f()``."""
     if one is other or one.event.name != other.event.name or one.guard.kind in ("loop", "except"):
         return False
-    first, second = one.guard.frame, other.guard.frame
-    near = (
-        first is second
-        or first.back is second.back is not None
-        or first.back is second
-        or second.back is first
-    )
-    near = near or (
-        first.function is not None
-        and second.function is not None
-        and first.function.body is second.function.body
-    )
-    if not near:
-        return False
+    if one.guard.node is other.guard.node and one.guard.condition == negate(other.guard.condition):
+        return True  # if and else, whatever is known on the way
     return one.condition == negate(other.condition) or both(one.condition, other.condition) is False
 
 
-@rule("RC101", "hangs", "04", (4, 15))
+@rule("RC101", "hangs", "04", (6, 34))
 def meet(t: Machine) -> Answers:
     """Do all ranks call each collective? Else those that do wait until the timeout.
 
@@ -155,8 +167,8 @@ def meet(t: Machine) -> Answers:
             print(accuracy)
     """
     for one in lonely(t):
-        if one.kind == "rank" and one.guard.kind in ("if", "choice", "loop"):
-            yield one.found(f"{one.who} to {one.what()}; the others are waited for")
+        if is_named(one) and one.guard.kind in ("if", "choice"):
+            yield one.missed()
 
 
 @rule("RC102", "hangs", "12", (1, 2))
@@ -173,8 +185,17 @@ def quits(t: Machine) -> Answers:
             return
     """
     for one in lonely(t):
-        if one.kind == "rank" and one.guard.kind == "exit" and not may_exclude(one):
-            yield one.found(f"not all ranks leave here: {one.who} to {one.what()}")
+        if is_named(one) and one.guard.kind == "exit" and not may_exclude(one):
+            yield one.missed()
+
+
+def is_named(one: Lonely) -> bool:
+    """Whether it is one number of a rank that parts the ranks, ``rank == 0``; one option may let all come."""
+    kinds = [leaf.kind for leaf in leaves(one.condition)]
+    asked = sorted(kind for kind in kinds if kind != "option")
+    return asked in (["one"], ["local one"]) and (
+        type(one.condition) is not Some or kinds.count("option") <= 1
+    )
 
 
 def may_exclude(one: Lonely) -> bool:
@@ -186,7 +207,7 @@ def may_exclude(one: Lonely) -> bool:
     return bool(leaving) and bool(meeting - leaving)
 
 
-@rule("RC103", "hangs", "12", (8, 10))
+@rule("RC103", "hangs", "12", (15, 25))
 def skip(t: Machine) -> Answers:
     """Do all ranks decide alike to leave, to skip or to meet? Else the others wait for those that do not.
 
@@ -207,7 +228,16 @@ def skip(t: Machine) -> Answers:
             one.event.node,
             next((leaf.key for leaf in apart(one.condition) if leaf.kind == "own"), 0),
         )
-        if one.kind == "own" and not one.why and one.guard.kind != "except" and decision not in told:
+        retries = isinstance(one.guard.node, ast.While)
+        by_rank = any(leaf.kind == "some" for leaf in leaves(one.condition))
+        if (
+            one.kind == "own"
+            and not one.why
+            and one.guard.kind != "except"
+            and not retries
+            and not by_rank
+            and decision not in told
+        ):
             told.add(decision)
             text = "each rank decides by a value of its own"
             yield one.found(f"{text}; the others wait in {one.what()}")
@@ -241,7 +271,7 @@ def error(t: Machine) -> Answers:
             )
 
 
-@rule("RC105", "hangs", "12")
+@rule("RC105", "hangs", "12", (0, 2), by_default=False)
 def uneven(t: Machine) -> Answers:
     """Has each rank as many batches as the others? Else the last ones wait for those that are done.
 
@@ -320,7 +350,7 @@ def chooses_gpu(t: Machine, event: Event, joins: list[Event]) -> bool:
     )
 
 
-@rule("RC107", "hangs", "03", (0, 1))
+@rule("RC107", "hangs", "03", (0, 1), by_default=False)
 def both_send(t: Machine) -> Answers:
     """Does one of two ranks receive while the other sends? Else both wait for the other to receive.
 
@@ -343,4 +373,19 @@ def both_send(t: Machine) -> Answers:
             )
 
 
-RULES = (meet, quits, skip, error, uneven, objects, both_send)
+@rule("RC108", "hangs", "04", by_default=False)
+def parted(t: Machine) -> Answers:
+    """Do all ranks call each collective where something else parts them than one number? Else some wait.
+
+    Wrong:
+        if rank < world_size // 2:
+            dist.barrier()
+    Right:
+        dist.barrier()
+    """
+    for one in lonely(t):
+        if one.kind == "rank" and one.guard.kind != "except" and not is_named(one) and not may_exclude(one):
+            yield one.missed()
+
+
+RULES = (meet, quits, skip, error, uneven, objects, both_send, parted)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .conditions import Condition, answers, apart, both, either, negate, simplify
+from .conditions import Condition, answers, apart, both, either, is_of_error, negate, simplify
 from .sources import Project, Source
 from .values import MEASURED, OWN, Choice, Value, each, join
 
@@ -240,8 +240,8 @@ class State:
         for condition, value in choices:
             if condition is False:
                 continue
-            # What a rank assigned because of its number may still be the same on all.
-            if any(leaf.kind == "own" for leaf in apart(condition)):
+            # What a rank assigned because of its number, or of an error, may still be the same on all.
+            if any(leaf.kind == "own" and not is_of_error(leaf) for leaf in apart(condition)):
                 vary |= OWN
             parts = value.choices if isinstance(value, Choice) else [(True, value)]
             if isinstance(value, Choice):
