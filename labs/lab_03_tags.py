@@ -51,6 +51,8 @@ def from_anyone(rank: int, n: int) -> list[int]:
 def main() -> None:
     dist.init_process_group("gloo")  # on a machine with GPUs as well
     rank, n = dist.get_rank(), dist.get_world_size()
+    if n < 2:
+        raise SystemExit("one rank has nobody to talk to: --nproc-per-node=2")
     by_tag(rank, n)
     senders = from_anyone(rank, n)
     if rank == 0:
