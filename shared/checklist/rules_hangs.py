@@ -375,7 +375,7 @@ def both_send(t: Machine) -> Answers:
 
 @rule("RC108", "hangs", "04", by_default=False)
 def parted(t: Machine) -> Answers:
-    """Do all ranks call each collective where something else parts them than one number? Else some wait.
+    """Do all ranks come where a condition on more than one rank's number decides? Else some wait.
 
     Wrong:
         if rank < world_size // 2:

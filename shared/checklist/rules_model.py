@@ -46,7 +46,7 @@ from .values import (
 WRAPS = words("ddp fsdp fully_shard replicate accelerator fabric trainer deepspeed parallelize_module")
 
 
-@rule("RC301", "wrong", "08", (1, 3))
+@rule("RC301", "wrong", "08", (1, 3), by_default=False)
 def group(t: Machine) -> Answers:
     """Does each process join a group? Else the first collective fails, or each process trains alone.
 
@@ -500,7 +500,7 @@ def own_way(event: Event, other: Event) -> Condition:
     )
 
 
-@rule("RC308", "wrong", "05", (0, 3))
+@rule("RC308", "wrong", "05", (0, 3), by_default=False)
 def early(t: Machine) -> Answers:
     """Is the result of an async collective used after wait()? Else it is read while it is being written.
 
