@@ -369,6 +369,8 @@ def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group:
+        layers = max(cfg.gpt.layers, 2 * group.world_size)  # some schedules have two stages on each rank
+        cfg = replace(cfg, gpt=replace(cfg.gpt, layers=layers))
         names = [*BY_HAND, *(FROM_TORCH if group.world_size > 1 else ())]
         results = {}
         for name in names:

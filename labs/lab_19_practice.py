@@ -288,10 +288,10 @@ def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         reduced = sum(call.bytes for call in log.of("reduce_scatter"))
         learn = [p for p in model.parameters() if p.requires_grad]
         assert all(p.grad.dtype == torch.float32 for p in learn)
-        if reduced != 4 * sum(p.numel() for p in learn):
-            raise CourseError(
-                f"LoRA: {reduced} bytes are reduced, the adapters have {4 * sum(map(len, learn))}"
-            )
+        longest = [-(-len(p) // group.world_size) for p in learn]  # shards are padded to this many rows
+        padded = 4 * group.world_size * sum(n * p.shape[1] for n, p in zip(longest, learn, strict=True))
+        if reduced != padded:
+            raise CourseError(f"LoRA: {reduced} bytes are reduced, the adapters have {padded}")
         print_on_rank_0(f"LoRA, adapters {where}: {len(log.calls)} calls; reduced are {reduced:,} bytes")
 
 
