@@ -3,16 +3,17 @@
 The job script is labs/lab_27_train.sbatch, as it is, with torchrun on two nodes. One second stands for ten
 of a real cluster: KillWait and torchrun's own patience are 3 s, by default 30, and a save takes 6 s for 60.
 
-Run it:  python -m shared.lesson_27.notice
+Run it:  python -m shared.lesson_27.notice [TRIAL ...]
 """
 
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.lesson_27.slurm import ADDRESSES, ENDED, Slurm, missing
-from shared.runtime.errors import CourseError
+from shared.runtime.errors import CourseError, InputError
 from shared.runtime.results import ROOT, record_results
 from shared.runtime.run import run
 from shared.training.launches import expect
@@ -27,7 +28,7 @@ class Config:
     kill_wait_s: int = 3
     longest_save_s: int = 12
     patience_s: float = 240.0
-    soon_s: float = 120.0  # within it a job must have ended of which a rank has failed
+    soon_s: float = 40.0  # within it a job must have ended of which a rank has failed
 
     @property
     def environment(self) -> dict[str, str]:
@@ -108,28 +109,37 @@ def one_fails_one_hangs(trial: Trial) -> str:
     return "a rank fails while another one hangs in C: Slurm ends the job and calls it FAILED"
 
 
-def main(cfg: Config) -> None:
+TRIALS = {"slow save": slow_save, "hang": hang_at_the_notice, "failure": one_fails_one_hangs}
+
+
+def main(cfg: Config, *names: str) -> None:
+    unknown = sorted(set(names) - set(TRIALS))
+    if unknown:
+        raise InputError(f"{unknown[0]} is no trial; there are: {', '.join(TRIALS)}")
     reason = missing()
     if reason:
         print(f"not run here: {reason}")
         record_results("lesson_27_notice", {})
         return
+    deeds = {
+        "slow save": ("0", str(2 * cfg.kill_wait_s)),
+        "hang": ("0", "hangs"),
+        "failure": ("hangs", "fails"),
+    }
     with (
         tempfile.TemporaryDirectory() as name,
         Slurm(ADDRESSES, 0, cfg.kill_wait_s, **cfg.environment) as slurm,
     ):
         folder = Path(name)
-        save_s = str(2 * cfg.kill_wait_s)
-        slow = Trial("slow save", slurm, folder, cfg, "0", save_s)
-        hung = Trial("hang", slurm, folder, cfg, "0", "hangs")
-        failed = Trial("failure", slurm, folder, cfg, "hangs", "fails")
-        slow.notice()
-        hung.notice()
-        print(slow_save(slow))
-        print(hang_at_the_notice(hung))
-        print(one_fails_one_hangs(failed))
-    record_results("lesson_27_notice", {"kill wait": cfg.kill_wait_s})
+        trials = [Trial(each, slurm, folder, cfg, *deeds[each]) for each in names or TRIALS]
+        for trial in trials:
+            if trial.name != "failure":
+                trial.notice()
+        for trial in trials:
+            print(TRIALS[trial.name](trial))
+    if not names:
+        record_results("lesson_27_notice", {"kill wait": cfg.kill_wait_s})
 
 
 if __name__ == "__main__":
-    run(main, Config())
+    run(main, Config(), *sys.argv[1:])

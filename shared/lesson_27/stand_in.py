@@ -1,9 +1,10 @@
 """A rank for trials of a job script: it trains nothing, because only signals and seconds matter there.
 
-    stand_in.py FOLDER DEED DEED ...
+    stand_in.py FOLDER DEED DEED
 
-DEED is what each rank does, one rank a node: a number of seconds that its save takes after SIGTERM, "fails",
-or "hangs". All marks are files in FOLDER. In an attempt after a save, all ranks end well at once.
+DEED is what a rank does, one rank on each of two nodes: a number of seconds that its save takes after
+SIGTERM, "fails", or "hangs". The first is for the node whose torchrun has the store of the rendezvous. All
+marks are files in FOLDER. In an attempt after a save, all ranks end well at once.
 """
 
 import ctypes
@@ -13,7 +14,25 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 SAVED_AND_LEFT = 75
+
+
+def number_of_node() -> int:
+    """0 where torchrun has the store of the rendezvous, else 1.
+
+    On a cluster that is the first node of the job: it alone has the name of the endpoint. Here both nodes are
+    one machine, and the first torchrun that asks has the store. When it leaves, the other one leaves, too.
+    """
+    port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 9000  # as in the job script
+    torchrun = psutil.Process(os.getppid())
+    listens = [
+        connection.laddr.port
+        for connection in torchrun.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    return 0 if port in listens else 1
 
 
 def save(folder: Path, rank: int, ranks: int, seconds: float) -> int:
@@ -41,8 +60,7 @@ def hang(folder: Path, rank: int) -> None:
 
 
 def main(folder: Path, *deeds: str) -> int:
-    # Ranks are numbered by torchrun as it likes. Node 0 holds its store, and must be the one that hangs.
-    rank = int(os.environ["SLURM_NODEID"])
+    rank = number_of_node()  # torchrun numbers ranks as it likes
     ranks = int(os.environ["WORLD_SIZE"])
     if (folder / f"saved {rank}").exists():
         return 0

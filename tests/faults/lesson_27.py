@@ -71,6 +71,7 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         "srun torchrun",
         "failure: waited for the end of a job of which a rank has failed",
         run="27_notice",
+        arguments=("failure",),
         ranks=0,
         launch="python",
         missing=slurm.missing,
