@@ -6,6 +6,7 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_tokens.py
 Written by:  notebooks/12_uneven_inputs.ipynb
 """
 
+import gc
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -122,3 +123,4 @@ def main(sharded: bool) -> None:
 
 if __name__ == "__main__":
     main(sharded="fsdp" in sys.argv[1:])
+    gc.collect()  # FSDP and its hooks form a cycle; if the dying interpreter ends it, that may abort with -6
