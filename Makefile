@@ -76,7 +76,7 @@ test-copied: $(DONE)
 	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py tests/test_doctor.py
 
 check: $(DONE)
-	@$(BIN)/python -m pytest -q tests -m "not slow" $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest -q tests -m "not slow and not heavy" $(SIDE_BY_SIDE)
 
 run: $(DONE)
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
