@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
-SIDE_BY_SIDE := -n 2 --dist worksteal
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 .PHONY: help setup lab test test-cold test-all test-copied test-elsewhere run check sync refresh format browser site clean
 .DEFAULT_GOAL := help

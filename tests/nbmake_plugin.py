@@ -17,6 +17,7 @@ from tests.warm_notebooks import WarmNotebooks
 SECTION = "what the failing cell printed"
 SHOWN_CHARACTERS = 6000
 NO_CELL = -1
+LONGEST = ("27_", "13_")  # they wait for minutes, and other tests run meanwhile
 DEVICE = "RANK_BY_RANK_DEVICE"
 BEFORE = pytest.StashKey[str | None]()
 WARM = WarmNotebooks()
@@ -46,6 +47,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if isinstance(item, NotebookItem):
         item.add_marker("slow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait the longest begin: a run does not end with one of them alone."""
+    items.sort(key=lambda item: not (isinstance(item, NotebookItem) and item.path.name.startswith(LONGEST)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -81,8 +81,10 @@ def test_what_is_read_before_a_lab_begins_is_launched_for_real(name: str, lab: P
     assert asked(lab, *TORCHRUN, **{name: "7"}) is None
 
 
-def test_what_torch_sets_in_a_kernel_is_no_choice_of_its_reader(lab: Path):
-    assert asked(lab, *TORCHRUN, TORCHINDUCTOR_CACHE_DIR="cache") is not None
+@pytest.mark.parametrize("name", ["PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"])
+def test_what_a_fork_follows_is_no_reason_for_torchrun(name: str, lab: Path):
+    job = asked(lab, *TORCHRUN, **{name: "folder"})
+    assert job.environment[name] == "folder"
 
 
 def test_the_first_lab_of_each_kernel_is_torchrun_s(

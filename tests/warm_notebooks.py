@@ -28,7 +28,10 @@ CHOICE = "RANK_BY_RANK_NOTEBOOKS"
 SOCKET = "RANK_BY_RANK_WARM"
 HOW_MANY = "--nproc-per-node="
 READ_AT_IMPORT = ("ATEN_", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "PYTHON", "PYTORCH_", "TORCH")
-SET_BY_TORCH = {"TORCHINDUCTOR_CACHE_DIR"}  # an optimizer in the kernel is enough
+NOT_NEEDED_COLD = {
+    "PYTHONPATH",  # a fork looks for modules where it says
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it itself: an optimizer in the kernel is enough
+}
 KERNEL = "RANK_BY_RANK_RESULTS"  # of each kernel its own
 COLD = {
     "lab_01_reports.py": "looks for torchrun's agent in its parent",
@@ -91,7 +94,7 @@ def job_of(program: str, arguments: list[str], folder: Path, variables: dict[str
     if script.suffix != ".py" or not script.is_file() or script.name in COLD:
         return None
     of_fork = environment()
-    for name in {*variables, *of_fork} - SET_BY_TORCH:
+    for name in {*variables, *of_fork} - NOT_NEEDED_COLD:
         if name.startswith(READ_AT_IMPORT) and variables.get(name) != of_fork.get(name):
             return None
     return Job(script.resolve(), arguments[1:], int(ranks), variables, folder, keeps_returns=True)
