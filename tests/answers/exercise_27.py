@@ -115,6 +115,13 @@ ANSWERS = [
         ),
     ),
     right(
+        "The other node is late, and the first failure ends all.",
+        (
+            "srun torchrun ",
+            "srun --kill-on-bad-exit=1 bash -c '[ $SLURM_NODEID = 0 ] || sleep 2; exec torchrun \"$@\"' _ ",
+        ),
+    ),
+    right(
         "Short options, torchrun as a module, the head by its name, a last command that keeps the exit code.",
         below=r'''
         JOB_SCRIPT = r"""#!/bin/bash

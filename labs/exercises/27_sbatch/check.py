@@ -26,11 +26,16 @@ GPUS = 4  # of a node
 FAILS = 3  # exit code of torchrun in the first attempt
 LIMIT_S = 60.0
 STAND_INS = {
+    # As the real one, it waits for the other nodes: if it failed before, srun would end theirs unnoted.
     "torchrun": """#!/bin/bash
+echo "attempt ${SLURM_RESTART_COUNT:-0}"
 note=$(mktemp "$NOTES/../XXXXXXXX")
 printf '%s\\0' "$SLURMD_NODENAME" "$@" > "$note"
 mv "$note" "$NOTES"
-echo "attempt ${SLURM_RESTART_COUNT:-0}"
+for _ in {1..300}; do
+  [ -n "$SLURM_STEP_ID" ] && [ "$(ls "$NOTES" | wc -l)" -lt "$SLURM_NNODES" ] || break
+  sleep 0.1
+done
 exit "$(cat "$NOTES/../code")"
 """,
     "python": """#!/bin/bash
