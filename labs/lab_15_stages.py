@@ -91,7 +91,7 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     stage = stage_of(rank, ranks, device)
-    optimizer = torch.optim.Adam(stage.parameters(), lr=0.01)  # of its own parameters alone
+    optimizer = torch.optim.Adam(stage.parameters(), lr=0.003)  # of its own parameters alone
     data = torch.Generator().manual_seed(0)  # the same batches on all ranks
     losses = []
     for _ in range(STEPS):
