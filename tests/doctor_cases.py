@@ -7,10 +7,12 @@ import queue
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tests.helpers import HANG_S, ROOT, SCRIPTS, environment
 
@@ -201,11 +203,20 @@ def run_case(name: str, after: float = AFTER_S, **variables: str) -> Outcome:
     begin = time.monotonic()
     arguments = command_of(name, case, after)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(arguments, cwd=ROOT, env=environment(**variables), **pipes, text=True) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            arguments,
+            cwd=ROOT,
+            env=environment(HANGS_TOLD=f"{folder}/told", **variables),
+            **pipes,
+            text=True,
+        ) as process,
+    ):
         bound = threading.Timer(HANG_S, process.kill)
         bound.start()
         try:
-            said = read_verdict(process, until_told=case.kind == "hang")
+            said = read_verdict(process, case.kind == "hang", Path(folder, "told"))
             seconds = time.monotonic() - begin
         finally:
             bound.cancel()
@@ -213,8 +224,11 @@ def run_case(name: str, after: float = AFTER_S, **variables: str) -> Outcome:
     return Outcome(said, process.returncode, seconds, complaints_of(case, said, process.returncode))
 
 
-def read_verdict(process: subprocess.Popen, until_told: bool) -> str:
-    """The doctor's lines: a header, and what is indented below it, which it prints at once."""
+def read_verdict(process: subprocess.Popen, until_told: bool, told: Path) -> str:
+    """The doctor's lines: a header, and what is indented below it, which it prints at once.
+
+    The first of them makes the file ``told``: a job that is well may end then.
+    """
     printed: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -234,6 +248,7 @@ def read_verdict(process: subprocess.Popen, until_told: bool) -> str:
         inside = line.startswith("rank-doctor:") or (inside and line.startswith("  "))
         if inside:
             lines.append(line)
+            told.touch()
         if not line or (until_told and lines and not inside):
             break
     return "".join(lines)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.connect import LocalPortCache
 from nbclient import NotebookClient
 from nbmake import nb_run
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.pytest_items import NotebookFailedException, NotebookItem
 
+from shared.runtime.ports import free_port
 from shared.tools.outputs import ANSI, compare
 from tests.warm_notebooks import WarmNotebooks
 
@@ -20,6 +22,7 @@ NO_CELL = -1
 LONGEST = ("27_", "13_")  # they wait for minutes, and other tests run meanwhile
 DEVICE = "RANK_BY_RANK_DEVICE"
 BEFORE = pytest.StashKey[str | None]()
+THEIR_PORT = LocalPortCache.find_available_port
 WARM = WarmNotebooks()
 
 
@@ -29,12 +32,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # As in `make refresh`: without it the frames of a progress bar stay apart and outputs never agree.
     nb_run.NotebookClient = functools.partial(NotebookClient, coalesce_streams=True)
     nb_run.NotebookRun.execute = compared(nb_run.NotebookRun.execute)
+    # A kernel binds its ports seconds after they were found free; under load others took them meanwhile.
+    LocalPortCache.find_available_port = lambda cache, ip: free_port()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     WARM.stop()
     if config.stash[BEFORE] is None:
         os.environ.pop(DEVICE, None)
+    LocalPortCache.find_available_port = THEIR_PORT
     nb_run.NotebookClient = NotebookClient
     nb_run.NotebookRun.execute = nb_run.NotebookRun.execute.__wrapped__
 

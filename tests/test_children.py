@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
+from jupyter_client.connect import LocalPortCache
 
 from shared.runtime.ports import HERE, free_ports, is_taken
 from shared.runtime.processes import CRASHED, SILENT, Child, is_running
@@ -73,6 +75,15 @@ def test_free_ports_are_free_and_different():
     assert not any(is_taken(port) for port in ports)
     with socket.create_server((HERE, ports[0])):
         assert is_taken(ports[0])
+
+
+def test_the_port_of_a_kernel_is_given_to_nobody_else():
+    """Only a server that names it, and takes it from a connection that has ended, gets it."""
+    port = LocalPortCache.instance().find_available_port(HERE)
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind((HERE, port))
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as shell:
+        shell.bind(f"tcp://{HERE}:{port}")
 
 
 def test_a_process_runs_until_it_has_ended():

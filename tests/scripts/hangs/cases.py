@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 RANK = int(os.environ.get("RANK", -1))
 LONG_S = 600
 WORK_S = 30
+TOLD = Path(os.environ.get("HANGS_TOLD", os.devnull))  # it exists when the doctor has told something
 
 
 def form(**options) -> None:
@@ -43,7 +45,7 @@ class Slow(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if RANK == 1 and index == 6:
             if self.computes:
-                compute(WORK_S)
+                work()
             else:
                 time.sleep(LONG_S)  # here loader_worker
         return torch.ones(2)
@@ -52,6 +54,14 @@ class Slow(Dataset):
 def compute(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
+        sum(range(1000))
+
+
+def work() -> None:
+    """Compute for ``WORK_S``, and on a busy machine until the doctor has told it."""
+    compute(WORK_S)
+    last = time.monotonic() + LONG_S
+    while not TOLD.exists() and time.monotonic() < last:
         sum(range(1000))
 
 
@@ -224,13 +234,21 @@ def spawns() -> None:
     mp.spawn(spawned_rank, args=(port,), nprocs=2)
 
 
+SERVER = """
+import os, sys, time
+end = time.monotonic() + 30
+while time.monotonic() < end or not os.path.exists(sys.argv[1]):
+    os.write(1, bytes(60_000))
+    time.sleep(0.5)
+"""
+
+
 def downloads() -> None:
     """Well: rank 0 gets some data in each half of a second, and computes next to nothing."""
     form()
     if RANK == 0:
         ours, theirs = tcp_pair()
-        program = "import os, sys, time\nfor _ in range(60):\n    os.write(1, bytes(60_000)); time.sleep(0.5)"
-        server = subprocess.Popen([sys.executable, "-S", "-c", program], stdout=theirs.fileno())
+        server = subprocess.Popen([sys.executable, "-S", "-c", SERVER, TOLD], stdout=theirs.fileno())
         theirs.close()
         while ours.recv(65_536):
             pass
@@ -255,7 +273,7 @@ def prepares() -> None:
     """Well: rank 0 waits for a process that computes."""
     form()
     if RANK == 0:
-        child = multiprocessing.get_context("fork").Process(target=compute, args=(WORK_S,))
+        child = multiprocessing.get_context("fork").Process(target=work)
         child.start()
         child.join()
     dist.barrier()
