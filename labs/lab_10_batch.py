@@ -49,7 +49,7 @@ def train(rule: str, factor: int, seed: int, images: Images, cfg: Config) -> dic
     """Train on batches of this size. By lesson 06 it is all the same how many ranks share a batch."""
     torch.manual_seed(seed)
     device = images.train_x.device
-    model = ConvNet(channels=cfg.channels).to(device)
+    model = ConvNet(channels=cfg.channels).to(device, torch.float64)  # the same accuracy on each processor
     count = len(images.train_x)
     measure, is_scaled = RULES[rule]
     steps = cfg.epochs * (count // (cfg.batch * (factor if measure == "epochs" else 1)))
@@ -68,7 +68,8 @@ def train(rule: str, factor: int, seed: int, images: Images, cfg: Config) -> dic
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=120) as group:
-        images = Images(*(part.to(group.device) for part in load_images("digits")))
+        train_x, train_y, test_x, test_y = (part.to(group.device) for part in load_images("digits"))
+        images = Images(train_x.double(), train_y, test_x.double(), test_y)
         cases = [(rule, factor, seed) for rule in RULES for factor in cfg.factors for seed in cfg.seeds]
         mine = cases[group.rank :: group.world_size]
         everyone: list = [None] * group.world_size

@@ -196,11 +196,13 @@ def train(
     ours = WAYS[way][0](net.parameters(), OPTIMIZERS[name], members)
     for step, expected in enumerate(alone):
         ours.zero_grad()
+        dist.barrier(members)  # what another rank has not received yet would be counted later
         before = wire_bytes()
         with record() as log:
             backward(net, x[group.rank :: n], y[group.rank :: n], micro_batches)
             held = gradient_bytes(ours)
             ours.step()
+        dist.barrier(members)
         after = wire_bytes()
         assert_all_equal(f"{way}, {name}, {n} ranks, step {step}:", parameters(net), expected, cfg.tolerance)
     moments = [t for state in ours.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]

@@ -96,9 +96,11 @@ def measure(model: nn.Module, group: Group, cfg: Config) -> dict[str, float]:
         model.zero_grad()
         model(x).square().mean().backward()
     model.zero_grad()
+    dist.barrier()  # what another rank has not received yet would be counted later
     before = wire_bytes()
     with record() as log, UnitRecorder(model) as memory:
         model(x).square().mean().backward()
+    dist.barrier()
     after = wire_bytes()
     row = {"peak": memory.peak, "unsharded": memory.unsharded, "by_rule": log.by_rule()}
     row["all_gather"] = log.count("all_gather")

@@ -334,7 +334,7 @@ def main(cfg: Config) -> None:
                 tell(name, ranks)
         print_on_rank_0(f"the keys of one rank have {results['ring']['part']:,} bytes")
         for what, (ours, theirs) in in_bfloat16(group, cfg).items():
-            print_on_rank_0(f"bfloat16: {what} is off by {ours:.4f}; torch's in one process by {theirs:.4f}")
+            print_on_rank_0(f"bfloat16: {what} is off by {ours:.3f}; torch's in one process by {theirs:.3f}")
         record_results("lab_20_ways", results)
 
 
