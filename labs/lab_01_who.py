@@ -47,11 +47,11 @@ def main() -> None:
     assert me["RANK"] == dist.get_rank(), f"RANK is {me['RANK']}, the group says {dist.get_rank()}"
     assert me["RANK"] == rank_by_counting(me, everyone), f"counting does not give rank {me['RANK']}"
     if dist.get_rank() == 0:
-        for one in everyone:
+        for process in everyone:
             print(
-                f"rank {one['RANK']} of {one['WORLD_SIZE']}: "
-                f"local rank {one['LOCAL_RANK']} of {one['LOCAL_WORLD_SIZE']} "
-                f"on node {one['GROUP_RANK']} of {one['GROUP_WORLD_SIZE']}"
+                f"rank {process['RANK']} of {process['WORLD_SIZE']}: "
+                f"local rank {process['LOCAL_RANK']} of {process['LOCAL_WORLD_SIZE']} "
+                f"on node {process['GROUP_RANK']} of {process['GROUP_WORLD_SIZE']}"
             )
 
     dist.barrier()  # no rank leaves while another one still talks to it

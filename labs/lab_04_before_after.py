@@ -59,12 +59,12 @@ def call_objects(name: str, mine: list[str], group: Group) -> list[str]:
 def reference(name: str, rows: list[list]) -> list[list]:
     """What all ranks hold afterwards, by one process; ``rows[r]`` is rank r's before. None is anything."""
     n = len(rows)
-    everything = [one for row in rows for one in row]
+    everything = [value for row in rows for value in row]
     match name.removesuffix("_list").removesuffix("_object"):
         case "broadcast":
             return [rows[0]] * n
         case "scatter":
-            return [[one] for one in rows[0]]
+            return [[value] for value in rows[0]]
         case "gather":
             return [everything] + [[]] * (n - 1)
         case "all_gather":
@@ -78,7 +78,7 @@ def reference(name: str, rows: list[list]) -> list[list]:
         case "all_reduce":
             return [sums] * n
         case "reduce_scatter":
-            return [[one] for one in sums]
+            return [[value] for value in sums]
     raise ValueError(name)
 
 

@@ -94,14 +94,14 @@ def lists(group: Group) -> None:
     pieces = [torch.empty_like(x) for _ in range(n)]
     dist.all_gather(pieces, x)
     assert torch.equal(torch.cat(pieces), gathered), "all_gather is not all_gather_single"
-    one = torch.empty_like(piece)
-    dist.reduce_scatter(one, list(x.split(len(piece))))
-    assert torch.equal(one, piece), "reduce_scatter is not reduce_scatter_single"
+    output = torch.empty_like(piece)
+    dist.reduce_scatter(output, list(x.split(len(piece))))
+    assert torch.equal(output, piece), "reduce_scatter is not reduce_scatter_single"
 
     dist.all_gather_into_tensor(gathered.zero_(), x)
     assert torch.equal(torch.cat(pieces), gathered), "all_gather_into_tensor is not all_gather_single"
     dist.reduce_scatter_tensor(piece.zero_(), x)
-    assert torch.equal(one, piece), "reduce_scatter_tensor is not reduce_scatter_single"
+    assert torch.equal(output, piece), "reduce_scatter_tensor is not reduce_scatter_single"
 
 
 def send_object(thing: object, to: int, group: Group) -> None:

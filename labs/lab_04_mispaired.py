@@ -53,7 +53,7 @@ class Calls:
         mine = torch.tensor([int.from_bytes(digest[:7], "big")])
         digests = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(digests, mine, group=self.group)
-        if all(torch.equal(one, mine) for one in digests):
+        if all(torch.equal(theirs, mine) for theirs in digests):
             return
         ranks = [None] * len(digests)
         dist.all_gather_object(ranks, lines, group=self.group)
@@ -163,10 +163,10 @@ def main(cfg: Config) -> None:
         for function in (other_shape, other_kind):
             texts = [None] * n
             dist.all_gather_object(texts, raised(function, group, detail_group(cfg)))
-            found = [text for text in texts if text.startswith("Detected mismatch between collectives")]
-            assert found, f"DETAIL did not name a mismatch: {texts}"
+            mismatches = [text for text in texts if text.startswith("Detected mismatch between collectives")]
+            assert mismatches, f"DETAIL did not name a mismatch: {texts}"
             assert "no error" not in texts, texts  # a rank may hear only that another has left
-            print_on_rank_0(f"DETAIL, {function.__name__.replace('_', ' ')}: {found[0][:37]}")
+            print_on_rank_0(f"DETAIL, {function.__name__.replace('_', ' ')}: {mismatches[0][:37]}")
 
 
 if __name__ == "__main__":

@@ -109,14 +109,14 @@ def ping_pong(x: torch.Tensor) -> None:
 
 def measure_links(cfg: Config, group: Group) -> dict[str, Link]:
     """Alpha and beta of one message on an idle machine, and of one when all ranks send."""
-    found: dict[str, list[float]] = {"ping-pong": [], "all at once": []}
+    taken: dict[str, list[float]] = {"ping-pong": [], "all at once": []}
     for size in cfg.messages:
         x, incoming = torch.ones(2, size // 4, device=group.device)
         there_and_back = seconds(partial(ping_pong, x), size, cfg, group)
-        found["ping-pong"].append(there_and_back / 2)
+        taken["ping-pong"].append(there_and_back / 2)
         # A step of the ring, without adding.
-        found["all at once"].append(seconds(partial(send_right, x, incoming, None), size, cfg, group))
-    return {way: fit(list(cfg.messages), times) for way, times in found.items()}
+        taken["all at once"].append(seconds(partial(send_right, x, incoming, None), size, cfg, group))
+    return {way: fit(list(cfg.messages), times) for way, times in taken.items()}
 
 
 def seconds_to_add_a_byte(cfg: Config, group: Group) -> float:
@@ -164,9 +164,9 @@ def check_the_fit() -> None:
     """The fit finds an alpha and a beta that are known."""
     known = Link(3e-5, 2e-9)
     sizes = [64, 4096, 2**20]
-    found = fit(sizes, [known.seconds(1, size) for size in sizes])
-    same = isclose(found.alpha, known.alpha, rel_tol=1e-6) and isclose(found.beta, known.beta, rel_tol=1e-6)
-    assert same, f"fitted {found}, not {known}"
+    fitted = fit(sizes, [known.seconds(1, size) for size in sizes])
+    same = isclose(fitted.alpha, known.alpha, rel_tol=1e-6) and isclose(fitted.beta, known.beta, rel_tol=1e-6)
+    assert same, f"fitted {fitted}, not {known}"
 
 
 def main(cfg: Config) -> None:

@@ -57,12 +57,12 @@ def batches(cfg: Config, device: torch.device) -> list[tuple[torch.Tensor, torch
     """The global batches, the same on each rank: images float64 (840, 64), labels (840,)."""
     data = load_images("digits")
     x, y = data.train_x.flatten(1).double().to(device), data.train_y.to(device)
-    found = []
+    pairs = []
     for step in range(cfg.steps):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))
         chosen = order[: cfg.global_batch]
-        found.append((x[chosen], y[chosen]))
-    return found
+        pairs.append((x[chosen], y[chosen]))
+    return pairs
 
 
 def reference(cfg: Config, learning_rate: float, device: torch.device) -> nn.Module:
@@ -122,13 +122,13 @@ def try_fault(fault: str, truth: nn.Module, cfg: Config, group: Group) -> dict:
     equals_truth = passes(assert_all_equal, fault, parameters(model), parameters(truth), cfg.tolerance)
     on_all_ranks = torch.tensor([equals_truth], dtype=torch.int64, device=group.device)
     dist.all_reduce(on_all_ranks, op=dist.ReduceOp.MIN)
-    found = (ranks_equal, bool(on_all_ranks.item()))
-    if found != EXPECTED[fault]:
-        raise CourseError(f"{fault}: the checks say {found}, which is not what this lab shows")
+    verdicts = (ranks_equal, bool(on_all_ranks.item()))
+    if verdicts != EXPECTED[fault]:
+        raise CourseError(f"{fault}: the checks say {verdicts}, which is not what this lab shows")
     expected_images = cfg.global_batch if fault == "no partition" else cfg.global_batch // group.world_size
     if images != expected_images:
         raise CourseError(f"{fault}: {images} images per rank, expected {expected_images}")
-    words = ["green" if passed else "red" for passed in found]
+    words = ["green" if passed else "red" for passed in verdicts]
     print_on_rank_0(f"{fault:16}{words[0]:14}{words[1]:14}{images}")
     if fault == "a sum, no mean":
         faster = reference(cfg, group.world_size * cfg.learning_rate, group.device)

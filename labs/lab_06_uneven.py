@@ -49,12 +49,12 @@ def as_even_as_possible(images: int, world_size: int) -> list[int]:
 
 def cases(cfg: Config, images: int, world_size: int) -> dict[str, list[int]]:
     """{case: images on each rank}."""
-    found = {}
+    counts = {}
     for ratio in cfg.ratios:
-        found[f"{ratio} : 1"] = shares(cfg.batch, ratio, world_size)
-    found["all images"] = as_even_as_possible(images, world_size)
-    found["none on the last"] = [cfg.batch // (world_size - 1)] * (world_size - 1) + [0]
-    return found
+        counts[f"{ratio} : 1"] = shares(cfg.batch, ratio, world_size)
+    counts["all images"] = as_even_as_possible(images, world_size)
+    counts["none on the last"] = [cfg.batch // (world_size - 1)] * (world_size - 1) + [0]
+    return counts
 
 
 def mean_of_means(model: nn.Module, x: torch.Tensor, y: torch.Tensor, total: int) -> None:
@@ -99,12 +99,12 @@ def errors_of(
     begin = sum(counts[:rank])
     mine = slice(begin, begin + counts[rank])
     truth = reference(model, x[:total], y[:total])
-    found = []
+    errors = []
     for way in (mean_of_means, weighted_mean):
         model.zero_grad()
         way(model, x[mine], y[mine], total)
-        found.append(relative_error(flat_gradient(model), truth))
-    return found[0], found[1]
+        errors.append(relative_error(flat_gradient(model), truth))
+    return errors[0], errors[1]
 
 
 def is_as_wrong_as_expected(off: float, counts: list[int], cfg: Config) -> bool:

@@ -51,8 +51,8 @@ class Timeline:
     def hidden(self) -> float:
         """The part of the wire's busy time that lies before the last gradient was ready."""
         end_of_backward = self.ready[-1]
-        busy = sum(one.end - one.start for one in self.sent)
-        behind = sum(max(0.0, min(one.end, end_of_backward) - one.start) for one in self.sent)
+        busy = sum(sending.end - sending.start for sending in self.sent)
+        behind = sum(max(0.0, min(sending.end, end_of_backward) - sending.start) for sending in self.sent)
         return behind / busy
 
 

@@ -90,12 +90,12 @@ def accuracies(group: Group) -> dict[str, tuple[int, int]]:
         "padded": list(DistributedSampler(range(total), shuffle=False)),
         "unpadded": list(range(group.rank, total, group.world_size)),
     }
-    found = {}
+    results = {}
     for name, share in shares.items():
         counts = torch.tensor([share.count(0), len(share)], device=group.device)
         dist.all_reduce(counts)
-        found[name] = tuple(counts.tolist())
-    return found | {"one process": (1, total)}
+        results[name] = tuple(counts.tolist())
+    return results | {"one process": (1, total)}
 
 
 def overflow(cfg: Config, group: Group) -> list[tuple[bool, float]]:

@@ -93,8 +93,8 @@ def main(cfg: Config) -> None:
         for size in cfg.sizes:
             pg = dist.new_group(range(size))
             for kind in ("even", "uneven", "one empty") if size > 1 else ("even",):
-                found = compare(kind, size, pg, cfg, group) if group.rank < size else (0.0, 0.0)
-                worst = torch.tensor(found, device=group.device)
+                errors = compare(kind, size, pg, cfg, group) if group.rank < size else (0.0, 0.0)
+                worst = torch.tensor(errors, device=group.device)
                 dist.all_reduce(worst, dist.ReduceOp.MAX)
                 largest, local = worst.tolist()
                 if kind in ("even", "uneven") and size > 1 and local < 1:

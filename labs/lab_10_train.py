@@ -658,26 +658,26 @@ class Checkpoints:
         One that cannot be read is told and the one before it is taken: a job that is requeued at night goes
         on. It is kept under another name. If none can be read, nothing is renamed and the run does not start.
         """
-        found = [[path.name for path in complete_in(self.folder)]]
-        dist.broadcast_object_list(found, src=0, group=self.ranks.for_saving)  # others may see fewer
+        from_rank_0 = [[path.name for path in complete_in(self.folder)]]
+        dist.broadcast_object_list(from_rank_0, src=0, group=self.ranks.for_saving)  # others may see fewer
         broken = []
-        for name in found[0]:
+        for name in from_rank_0[0]:
             problem = self.load(trainer, self.folder / name)
             if not problem:
                 break
             broken.append(self.folder / name)
             if self.ranks.rank == 0:
                 print(f"{name} cannot be read: {problem}", file=sys.stderr)
-        if broken and len(broken) == len(found[0]):
+        if broken and len(broken) == len(from_rank_0[0]):
             raise Refused(f"{self.folder.name} has no checkpoint that can be read; move it to begin anew")
-        if self.ranks.rank == 0 and found[0]:
+        if self.ranks.rank == 0 and from_rank_0[0]:
             for path in [] if self.options.evaluate else broken:
                 shutil.rmtree(path.with_suffix(".broken"), ignore_errors=True)  # of an earlier start
                 path.rename(path.with_suffix(".broken"))
                 print(f"it is now {path.stem}.broken, and the steps after {name} are lost", file=sys.stderr)
             print(f"going on from {name}", flush=True)
         self.step = trainer.step
-        return bool(found[0])
+        return bool(from_rank_0[0])
 
     def load(self, trainer: Trainer, checkpoint: Path) -> str:
         """Load a checkpoint; return what is wrong with it, the same on all ranks, or nothing. Collective."""
@@ -712,8 +712,8 @@ class Checkpoints:
 
 def complete_in(folder: Path) -> list[Path]:
     """Folders of complete checkpoints, the newest first; other names, such as ``step_best``, do not count."""
-    found = [path for path in folder.glob("step_*") if COMPLETE.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+    checkpoints = [path for path in folder.glob("step_*") if COMPLETE.fullmatch(path.name)]
+    return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
 
 
 def state_of(trainer: Trainer) -> dict:
@@ -886,7 +886,7 @@ def profiler(folder: Path | None, ranks: Ranks) -> AbstractContextManager:
     folder.mkdir(parents=True, exist_ok=True)
     file = str(folder / f"rank_{ranks.rank}.json")
     window = torch.profiler.schedule(wait=4, warmup=1, active=3, repeat=1)
-    return torch.profiler.profile(schedule=window, on_trace_ready=lambda one: one.export_chrome_trace(file))
+    return torch.profiler.profile(schedule=window, on_trace_ready=lambda prof: prof.export_chrome_trace(file))
 
 
 class Log:

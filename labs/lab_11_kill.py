@@ -153,7 +153,7 @@ def die_while(save: Callable, content: dict, path: Path, moment: Moment | None) 
         return []
     seen = json.loads(listing.read_text())
     listing.unlink()
-    return [tuple(one) for one in seen]
+    return [tuple(entry) for entry in seen]
 
 
 def reference(step: int, cfg: Config) -> dict:

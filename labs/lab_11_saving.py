@@ -68,9 +68,9 @@ def writer(write):
 def names(folder: Path) -> list[str]:
     """What lies in the folder, the same for all ranks. Collective."""
     dist.barrier()
-    found = sorted(path.name for path in folder.iterdir())
+    entries = sorted(path.name for path in folder.iterdir())
     dist.barrier()
-    return found
+    return entries
 
 
 def expect(what: str, found: object, wanted: object) -> None:
@@ -114,11 +114,11 @@ def disk_is_full(one: Run, folder: Path, ranks: script.Ranks) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(self, plan, planner)
 
-    said = io.StringIO()
-    with writer(fail_on_the_last_rank), contextlib.redirect_stderr(said):
+    stderr = io.StringIO()
+    with writer(fail_on_the_last_rank), contextlib.redirect_stderr(stderr):
         one.checkpoints.save(one.trainer)
         saved = one.checkpoints.finish()
-    print_on_rank_0(said.getvalue().partition(";")[0])  # then follow the bytes that are free
+    print_on_rank_0(stderr.getvalue().partition(";")[0])  # then follow the bytes that are free
     expect("saved on a full disk", saved, False)
     expect("what lies there", names(folder), ["step_00000002"])
     one.steps(1)

@@ -98,15 +98,15 @@ def attempt(options: dict[str, bool], cfg: Config, group: Group) -> str:
 def three_ways(cfg: Config, group: Group) -> None:
     """Without Join only rank 0 ends well: it has the fewest inputs. A Join that throws stops all ranks."""
     for way, options in WAYS.items():
-        said = attempt(options, cfg, group)
+        outcome = attempt(options, cfg, group)
         print_on_rank_0(f"{way}:")
-        print_in_rank_order(f"  {said}")
+        print_in_rank_order(f"  {outcome}")
         ends_well = way == "with Join" or (way == "without Join" and group.rank == 0)
         expected = f"input {cfg.inputs + 1}: "
         if ends_well:
             expected = f"Rank {group.rank} has exhausted all {cfg.inputs + group.rank} of its inputs!"
-        if not said.startswith(expected):
-            raise CourseError(f"{way}: {said!r}, expected {expected!r}")
+        if not outcome.startswith(expected):
+            raise CourseError(f"{way}: {outcome!r}, expected {expected!r}")
 
 
 # --- Averages ---
@@ -199,15 +199,15 @@ def check_training(by_all: bool, cfg: Config, group: Group) -> None:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         three_ways(cfg, group)
-        found = {}
+        seen = {}
         for by_all in (True, False):
-            found[str(by_all)] = check_averages(by_all, cfg, group)
+            seen[str(by_all)] = check_averages(by_all, cfg, group)
         steps = cfg.inputs + group.world_size - 1
         print_on_rank_0(f"Join added {2 * steps + 2} all-reduces: 2 in each of {steps} steps, 2 at the end")
         for by_all in (True, False):
             check_training(by_all, cfg, group)
         print_on_rank_0("trained with either divisor: the parameters of one process")
-        record_results("lab_12_averages", found)
+        record_results("lab_12_averages", seen)
 
 
 if __name__ == "__main__":

@@ -152,8 +152,8 @@ def check(what: str, found: tuple[bool, float], expected: tuple[bool, bool], cfg
     if (equal, as_one_process) != expected or unclear:
         raise CourseError(f"{what}: {found}, which is not what this lab shows")
     ranks = "equal" if equal else "differ"
-    one = "equal to one process" if as_one_process else f"off by {off:.0e}"
-    print_on_rank_0(f"{what}: ranks {ranks}, {one}")
+    parity = "equal to one process" if as_one_process else f"off by {off:.0e}"
+    print_on_rank_0(f"{what}: ranks {ranks}, {parity}")
 
 
 def main(cfg: Config) -> None:

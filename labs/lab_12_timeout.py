@@ -42,7 +42,7 @@ def said_by(function: Callable, *args, **kwargs) -> str:
         function(*args, **kwargs)
     except RuntimeError as error:
         text = str(error).splitlines()[0]
-        if any(one in text for one in TEXTS_OF_CLOSED):
+        if any(phrase in text for phrase in TEXTS_OF_CLOSED):
             return CLOSED
         for direction in ("recv", "send"):
             text = text.removesuffix(f" for {direction} operation to complete")
@@ -75,13 +75,13 @@ def too_late(cfg: Config, group: Group) -> None:
     pg = gloo_group(cfg.timeout_s)
     if last:
         dist.barrier()  # in the default group: the others come to it after they have given up
-        said = said_by(add_ones, pg)  # nobody has ended this rank meanwhile
+        outcome = said_by(add_ones, pg)  # nobody has ended this rank meanwhile
         expected = (CLOSED,)
     else:
-        said = said_by(add_ones, pg)
+        outcome = said_by(add_ones, pg)
         expected = (TIMED_OUT.format(1000 * cfg.timeout_s), CLOSED)
         dist.barrier()
-    everyone = show(f"timeout {cfg.timeout_s:g} s, the last rank comes later", said, *expected)
+    everyone = show(f"timeout {cfg.timeout_s:g} s, the last rank comes later", outcome, *expected)
     # Of several that wait, one may give up a moment earlier, and the others hear that. One says why.
     assert TIMED_OUT.format(1000 * cfg.timeout_s) in everyone
     show("the same group, all in time", said_by(add_ones, pg), CLOSED)

@@ -65,9 +65,9 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 def wrong_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, own: list[MicroBatch], weight: Weight
 ) -> None:
-    for number, one in enumerate(own, start=1):
+    for number, micro_batch in enumerate(own, start=1):
         with average_if(number == len(own), model):
-            (loss_sum(model, one) * weight(own, one)).backward()
+            (loss_sum(model, micro_batch) * weight(own, micro_batch)).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -79,11 +79,11 @@ def new_run(cfg: Config, group: Group, wrapper: Callable) -> tuple[nn.Module, to
 
 def weights_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Whole and by name; of a sharded model they are gathered, so all ranks have to call it."""
-    found = []
+    weights = []
     for name, parameter in model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found.append((name.removeprefix("module."), whole.detach()))
-    return found
+        weights.append((name.removeprefix("module."), whole.detach()))
+    return weights
 
 
 def micro_batches(name: str, rank: int, step: int, group: Group) -> list[MicroBatch]:
@@ -94,9 +94,13 @@ def reference(name: str, cfg: Config, group: Group) -> list[tuple[str, torch.Ten
     """One process on the micro-batches of all ranks: the mean over all tokens of a step."""
     model, optimizer = new_run(cfg, group, lambda model: model)
     for step in range(cfg.steps):
-        everyone = [one for rank in range(group.world_size) for one in micro_batches(name, rank, step, group)]
+        everyone = [
+            micro_batch
+            for rank in range(group.world_size)
+            for micro_batch in micro_batches(name, rank, step, group)
+        ]
         optimizer.zero_grad()
-        (sum(loss_sum(model, one) for one in everyone) / count(everyone)).backward()
+        (sum(loss_sum(model, micro_batch) for micro_batch in everyone) / count(everyone)).backward()
         optimizer.step()
     return weights_of(model)
 

@@ -42,17 +42,17 @@ def second_attempt(rank: int, world_size: int, cfg: Config) -> None:
     """The last rank comes first, and does what it did in the first attempt. The others are late."""
     if rank < world_size - 1:
         return
-    found = addresses_in_the_store()
-    print(f"attempt 1, before any rank has joined: the store holds the addresses of {found} ranks")
+    count = addresses_in_the_store()
+    print(f"attempt 1, before any rank has joined: the store holds the addresses of {count} ranks")
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=cfg.timeout_s))
     except RuntimeError as error:
-        said = str(error).partition(" with ")[0]  # then a line of gloo's source, and maybe an address
+        message = str(error).partition(" with ")[0]  # then a line of gloo's source, and maybe an address
     else:
         raise CourseError("the last rank was to meet the addresses of dead ranks")
-    print(f"attempt 1: {said}")
-    if found != world_size or said != "Gloo connectFullMesh failed":
-        raise CourseError(f"it was to find the addresses of {world_size} dead ranks and to fail: {said}")
+    print(f"attempt 1: {message}")
+    if count != world_size or message != "Gloo connectFullMesh failed":
+        raise CourseError(f"it was to find the addresses of {world_size} dead ranks and to fail: {message}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -108,8 +108,8 @@ def main(cfg: Config) -> None:
             watch.close()
     print("A goes on alone from the newest complete checkpoint, and ends equal to the unbroken run")
     agents = [
-        {"node": one.name, "started": one.started - a.started, "ended": one.ended - a.started}
-        for one in (a, b)
+        {"node": launch.name, "started": launch.started - a.started, "ended": launch.ended - a.started}
+        for launch in (a, b)
     ]
     three = [vars(attempts[number]) for number in (0, together, -1)]
     record_results(

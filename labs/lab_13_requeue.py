@@ -121,7 +121,7 @@ def finish(story: Story, job: Launch) -> None:
 
 
 def main(cfg: Config, *arguments: str) -> None:
-    if len(arguments) > 1 or not all(one.isdecimal() and 2 <= int(one) <= 8 for one in arguments):
+    if len(arguments) > 1 or not all(number.isdecimal() and 2 <= int(number) <= 8 for number in arguments):
         raise InputError("give the number of ranks of the first job, from 2 to 8")
     ranks = int(arguments[0]) if arguments else 2
     with tempfile.TemporaryDirectory() as name:

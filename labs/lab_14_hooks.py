@@ -94,24 +94,24 @@ def error_of(found: dict, exact: dict) -> float:
 
 
 def compare(group: Group, cfg: Config) -> dict:
-    found = {name: one_backward(hook, group, cfg) for name, (hook, _) in WAYS.items()}
-    exact = found["float32"]
+    results = {name: one_backward(hook, group, cfg) for name, (hook, _) in WAYS.items()}
+    exact = results["float32"]
     rows = {}
     for name, (_, dtype) in WAYS.items():
-        share = found[name]["bytes"] / exact["bytes"]
-        if share != dtype.itemsize / 4 or found[name]["calls"] != exact["calls"]:
-            raise CourseError(f"{name}: {found[name]['bytes']:,} of {exact['bytes']:,} bytes")
-        error = error_of(found[name], exact)
+        share = results[name]["bytes"] / exact["bytes"]
+        if share != dtype.itemsize / 4 or results[name]["calls"] != exact["calls"]:
+            raise CourseError(f"{name}: {results[name]['bytes']:,} of {exact['bytes']:,} bytes")
+        error = error_of(results[name], exact)
         # What comes in, each partial sum and the result are rounded by half of eps at most. Summands cancel
         # out, so that they are larger than the mean.
         limit = 4 * group.world_size * torch.finfo(dtype).eps
         if name != "float32" and not 0 < error < limit:
             raise CourseError(f"{name}: off by {error:.1e}, allowed is {limit:.1e}")
-        print_on_rank_0(f"{name:14} {found[name]['bytes']:>9,} bytes in {found[name]['calls']} calls")
-        rows[name] = {"bytes": found[name]["bytes"], "calls": found[name]["calls"], "error": error}
+        print_on_rank_0(f"{name:14} {results[name]['bytes']:>9,} bytes in {results[name]['calls']} calls")
+        rows[name] = {"bytes": results[name]["bytes"], "calls": results[name]["calls"], "error": error}
     for kind in ("fp16", "bf16"):
-        ours = found[f"{kind}, ours"]["gradients"]
-        assert_all_equal(f"{kind}:", ours, found[f"{kind}, torch's"]["gradients"], 0.0)
+        ours = results[f"{kind}, ours"]["gradients"]
+        assert_all_equal(f"{kind}:", ours, results[f"{kind}, torch's"]["gradients"], 0.0)
         print_on_rank_0(f"{kind}: ours and torch's are equal to the bit")
     if rows["fp16, ours"]["error"] >= rows["bf16, ours"]["error"]:
         raise CourseError("bf16 has fewer digits than fp16, and was to be farther off")
@@ -137,10 +137,10 @@ def show_limits(group: Group, cfg: Config) -> None:
         ("0.00000001, bf16", 1e-8, torchs_bf16, 1e-8),
     ]
     for name, size, hook, expected in cases:
-        found = gradient_of(size, hook, group, cfg)
-        print_on_rank_0(f"a gradient of {name}: {found:.3g}")
-        if found != expected and abs(found - expected) > 0.01 * expected:
-            raise CourseError(f"{name}: {found}, expected {expected}")
+        gradient = gradient_of(size, hook, group, cfg)
+        print_on_rank_0(f"a gradient of {name}: {gradient:.3g}")
+        if gradient != expected and abs(gradient - expected) > 0.01 * expected:
+            raise CourseError(f"{name}: {gradient}, expected {expected}")
 
 
 def main(cfg: Config) -> None:

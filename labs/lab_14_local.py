@@ -186,17 +186,17 @@ def diloco(every: int, lr: float = 0.7, momentum: float = 0.9) -> Callable:
 
 def check(name: str, expected: str, ours: list, other: list, cfg: Config) -> None:
     """Compare the parameters after each step; ``expected`` is "equal" or "different"."""
-    found = "equal"
+    outcome = "equal"
     for step, (mine, theirs) in enumerate(zip(ours, other, strict=True)):
         try:
             assert_all_equal(f"{name}, step {step}:", mine, theirs, cfg.tolerance)
         except ParityError:
-            found = "different"
+            outcome = "different"
             if expected == "equal":
                 raise
-    if found != expected:
-        raise CourseError(f"{name}: {found}, expected is {expected}")
-    print_on_rank_0(f"{name}: {found}")
+    if outcome != expected:
+        raise CourseError(f"{name}: {outcome}, expected is {expected}")
+    print_on_rank_0(f"{name}: {outcome}")
 
 
 def farthest(ours: list, other: list) -> float:

@@ -90,11 +90,11 @@ def steps_of(row: Row, images: str, target: float) -> int | None:
 
 def settings_of(rows: list[Row], way: str) -> list[list[Row]]:
     """The rows of ``way``, those of each learning rate together."""
-    found: dict[tuple[float, float], list[Row]] = {}
+    settings: dict[tuple[float, float], list[Row]] = {}
     for row in rows:
         if row.way == way:
-            found.setdefault((row.lr, row.outer_lr), []).append(row)
-    return list(found.values())
+            settings.setdefault((row.lr, row.outer_lr), []).append(row)
+    return list(settings.values())
 
 
 def tuned(rows: list[Row], way: str, target: float) -> list[Row]:
@@ -142,7 +142,7 @@ def table(rows: list[Row], target: float, hidden: bool, job: Job) -> dict[str, d
 
     A way that misses the target with one seed is left out.
     """
-    found: dict[str, dict[str, Cell]] = {}
+    by_network: dict[str, dict[str, Cell]] = {}
     for name, network in NETWORKS.items():
         best: dict[str, tuple[float, Cell]] = {}
         for way in WAYS:
@@ -155,8 +155,8 @@ def table(rows: list[Row], target: float, hidden: bool, job: Job) -> dict[str, d
             kind = WAYS[way].kind
             if kind not in best or cost < best[kind][0]:
                 best[kind] = (cost, Cell(way, [seconds * count / 60 for count in steps if count]))
-        found[name] = {kind: cell for kind, (_, cell) in best.items()}
-    return found
+        by_network[name] = {kind: cell for kind, (_, cell) in best.items()}
+    return by_network
 
 
 def fastest(cells: dict[str, Cell]) -> list[str]:
@@ -178,10 +178,10 @@ def main() -> None:
     verdicts = {}
     for hidden in (False, True):
         print("\ngradients travel during backward" if hidden else "nothing travels during backward")
-        found = table(rows, TARGETS[-1], hidden, job)
-        show(found)
+        by_network = table(rows, TARGETS[-1], hidden, job)
+        show(by_network)
         print("the fastest, and what five seeds do not tell apart from it:")
-        verdicts[hidden] = {name: fastest(cells) for name, cells in found.items()}
+        verdicts[hidden] = {name: fastest(cells) for name, cells in by_network.items()}
         for name, kinds in verdicts[hidden].items():
             print(f"  {name}: {', '.join(kinds)}")
     for name in ("InfiniBand", "Ethernet 100G"):

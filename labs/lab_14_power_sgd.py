@@ -91,14 +91,14 @@ class PowerSGD:
             q = self.qs[p] if p in self.qs else self.first_q(matrix)
             ps.append(matrix @ orthonormal(q))
         mean_of(ps)
-        ps = [orthonormal(one) for one in ps]
-        own_qs = [matrix.T @ one for (_, matrix), one in zip(thin, ps, strict=True)]
+        ps = [orthonormal(factor) for factor in ps]
+        own_qs = [matrix.T @ basis for (_, matrix), basis in zip(thin, ps, strict=True)]
         qs = [q.clone() for q in own_qs]
         mean_of(qs)
-        for (p, matrix), one, own_q, q in zip(thin, ps, own_qs, qs, strict=True):
-            self.errors[p] = matrix - one @ own_q.T
+        for (p, matrix), basis, own_q, q in zip(thin, ps, own_qs, qs, strict=True):
+            self.errors[p] = matrix - basis @ own_q.T
             self.qs[p] = q
-            matrix.copy_(one @ q.T)
+            matrix.copy_(basis @ q.T)
 
     def state_dict(self, model: nn.Module) -> dict:
         """By the parameters' names in ``model``, for a checkpoint of this rank."""
@@ -240,7 +240,7 @@ class Torchs:
         return self.state
 
     def waiting(self, p: nn.Parameter) -> torch.Tensor:
-        sizes = [one.numel() for one in self.layout]
+        sizes = [parameter.numel() for parameter in self.layout]
         (flat,) = self.state.error_dict.values()
         parts = dict(zip(self.layout, flat.split(sizes), strict=True))
         return parts[p].view_as(p)

@@ -162,9 +162,9 @@ def compare(name: str, build: Callable, group: Group, cfg: Config) -> CommRecord
 
 def check_traffic(name: str, log: CommRecord, group: Group, cfg: Config) -> None:
     sent = traffic(name, group.world_size, itemsize=8)
-    found = (log.by_rule() / cfg.steps, messages_of(log) / cfg.steps)
-    if abs(found[0] - sent.bytes) > 1e-6 * sent.bytes or abs(found[1] - sent.messages) > 1e-6:
-        raise CourseError(f"{name}: a step sends {found} bytes and messages, the formula says {sent}")
+    counted = (log.by_rule() / cfg.steps, messages_of(log) / cfg.steps)
+    if abs(counted[0] - sent.bytes) > 1e-6 * sent.bytes or abs(counted[1] - sent.messages) > 1e-6:
+        raise CourseError(f"{name}: a step sends {counted} bytes and messages, the formula says {sent}")
 
 
 def main(cfg: Config) -> None:

@@ -68,15 +68,15 @@ def launch_step(
     for x in pieces:
         value = devices.given(places[0], x)
         passes = [LayerPass(layer) for layer in layers]
-        for one, place in zip(passes, places, strict=True):
+        for layer_pass, place in zip(passes, places, strict=True):
             value = devices.send(value, place)
-            value = devices.compute(place, "forward", share, one.forward, value)
+            value = devices.compute(place, "forward", share, layer_pass.forward, value)
         queued.append((passes, value))
     for passes, value in queued:
         gradient = devices.compute(places[-1], "loss", 0.0, partial(gradient_of_loss, cfg.batch), value)
-        for one, place in zip(reversed(passes), reversed(places), strict=True):
+        for layer_pass, place in zip(reversed(passes), reversed(places), strict=True):
             gradient = devices.send(gradient, place)
-            gradient = devices.compute(place, "backward", 2 * share, one.backward, gradient)
+            gradient = devices.compute(place, "backward", 2 * share, layer_pass.backward, gradient)
 
 
 def gradient_of_loss(batch: int, y: torch.Tensor) -> torch.Tensor:

@@ -54,16 +54,16 @@ def where_parameters_enter(
     todo = [y.grad_fn]
     while todo:
         node = todo[-1]
-        inputs = [one for one, _ in node.next_functions if one is not None]
-        unknown = [one for one in inputs if one not in from_x]
+        inputs = [input_node for input_node, _ in node.next_functions if input_node is not None]
+        unknown = [input_node for input_node in inputs if input_node not in from_x]
         if unknown:
             todo += unknown
             continue
         todo.pop()
         if node in from_x:
             continue
-        from_x[node] = node is source or any(from_x[one] for one in inputs)
-        entering = [p for one in inputs if not from_x[one] for p in behind[one]]
+        from_x[node] = node is source or any(from_x[input_node] for input_node in inputs)
+        entering = [p for input_node in inputs if not from_x[input_node] for p in behind[input_node]]
         behind[node] = [own[node]] if node in own else entering
         if from_x[node] and entering:
             places.append((GradientEdge(node, 0), entering))
@@ -243,7 +243,7 @@ def main() -> None:
     for build in (gpipe, one_f_one_b):
         actions = build(rank, ranks, len(micro_batches))
         pipeline = Pipeline({rank: whole[rank]}, range(ranks), device, x.dtype)
-        shapes = [one.shape for one in micro_batches]
+        shapes = [micro_batch.shape for micro_batch in micro_batches]
         loss = pipeline.step(actions, micro_batches, shapes, lambda _, y: y.square().sum() / x.numel())
         dist.broadcast(loss, src=ranks - 1)
         assert abs(loss - expected) < 1e-12, f"{build.__name__}: the loss is {loss}, expected {expected}"

@@ -115,7 +115,7 @@ class Counted(Pipeline):
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             super().forward(stage, number)
         self.saved[stage, number] = sum(sizes.values())
-        self.peak_saved = max(self.peak_saved, sum(self.saved[one] for one in self.kept))
+        self.peak_saved = max(self.peak_saved, sum(self.saved[key] for key in self.kept))
 
 
 @dataclass
@@ -272,7 +272,7 @@ def activations(name: str, micro_batches: int, group: Group, cfg: Config) -> dic
     """Bytes that one step keeps on this rank, with micro-batches of one row each."""
     plan = plan_of(name, group.world_size, micro_batches)
     trainer = Trainer(name, plan, group, cfg)
-    tokens, labels = (one.to(group.device) for one in token_batch(cfg.gpt, micro_batches, 0))
+    tokens, labels = (tensor.to(group.device) for tensor in token_batch(cfg.gpt, micro_batches, 0))
     batch = Batch(list(tokens.chunk(micro_batches)), list(labels.chunk(micro_batches)), labels.numel())
     trainer.forward_and_backward(batch)  # from now on there are gradients, so all that grows is activations
     with PeakByKind(nn.ModuleList(trainer.stages.values())) as memory:
@@ -293,23 +293,23 @@ def assert_memory(group: Group, cfg: Config) -> dict:
     """GPipe keeps all micro-batches, 1F1B as many as there are stages to come; seen by two instruments."""
     few, many = group.world_size + 1, 2 * group.world_size + 1  # as soon as 1F1B has its steady phase
     one_block_each = replace(cfg, gpt=replace(cfg.gpt, layers=group.world_size))
-    found = {}
+    memory = {}
     for name in BY_HAND:
-        found[name] = {number: activations(name, number, group, one_block_each) for number in (few, many)}
+        memory[name] = {number: activations(name, number, group, one_block_each) for number in (few, many)}
     for number in (few, many):
         for name, expected in (("GPipe", number), ("1F1B", group.world_size - group.rank)):
-            live = found[name][number]["live"]
+            live = memory[name][number]["live"]
             if live != expected:
                 raise CourseError(f"{name} holds {live} micro-batches at once, expected are {expected}")
-    of_one = found["GPipe"][few]["of_one"]
+    of_one = memory["GPipe"][few]["of_one"]
     for name, grows in (("GPipe", True), ("1F1B", False)):
-        growth = (found[name][many]["other"] - found[name][few]["other"]) / (many - few)
+        growth = (memory[name][many]["other"] - memory[name][few]["other"]) / (many - few)
         limits = (0.9, 1.1) if grows else (-0.1, 0.1)
         if not limits[0] <= growth / of_one <= limits[1]:
             raise CourseError(
                 f"{name}: the peak grows by {growth / of_one:.2f} of a micro-batch with each one"
             )
-    return found
+    return memory
 
 
 def flops_of(work: Callable) -> tuple[int, Any]:
@@ -327,10 +327,10 @@ def costs(cfg: Config) -> dict[str, float]:
     gradient = torch.randn_like(y)
     places = where_parameters_enter(y, x, list(stage.parameters()))
     edges = [edge for edge, _ in places]
-    of_input, found = flops_of(lambda: torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True))
+    of_input, grad_inputs = flops_of(lambda: torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True))
 
     def weights() -> None:
-        for (edge, parameters), part in zip(places, found[1:], strict=True):
+        for (edge, parameters), part in zip(places, grad_inputs[1:], strict=True):
             torch.autograd.grad(edge, parameters, part)
 
     of_weight, _ = flops_of(weights)
@@ -351,7 +351,7 @@ def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
         labels = batch.labels[number]
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED) / micro_batches
 
-    said = {}
+    verdicts = {}
     for fault, options in (
         ("the tied weight's gradients are not added", {"add_gradients": False}),
         ("a mean of the micro-batches' means", {"share_of_loss": mean_of_means}),
@@ -361,10 +361,10 @@ def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
         step, _ = trainer.train_step(batch, **options)
         try:
             assert_same_training("1F1B", [step], truth, cfg.tolerance, trainer.part_of)
-            said[fault] = ""
+            verdicts[fault] = ""
         except ParityError as error:
-            said[fault] = str(error)
-    return said
+            verdicts[fault] = str(error)
+    return verdicts
 
 
 def main(cfg: Config) -> None:
@@ -377,8 +377,8 @@ def main(cfg: Config) -> None:
             results[name] = prove(name, group, cfg)
             everyones = gather_on_rank_0(results[name])
             if group.rank == 0:
-                live = [one["live"] for one in everyones]
-                calls = sum(one["calls"] for one in everyones)
+                live = [result["live"] for result in everyones]
+                calls = sum(result["calls"] for result in everyones)
                 print(f"{name}: equals one process; {calls} messages; micro-batches held: {live}")
         memory = assert_memory(group, cfg)
         print_on_rank_0("GPipe's activations grow with the number of micro-batches, those of 1F1B do not")
@@ -386,12 +386,12 @@ def main(cfg: Config) -> None:
         ends = group.rank in (0, group.world_size - 1) and group.world_size > 1
         assert bool(faults["the tied weight's gradients are not added"]) == ends
         assert "loss: differs by" in faults["a mean of the micro-batches' means"]
-        found = {"schedules": results, "memory": memory, "faults": faults}
+        recorded = {"schedules": results, "memory": memory, "faults": faults}
         if group.rank == 0:
-            found["costs"] = costs(cfg)
-            told = ", ".join(f"{kind} {number:.2f}" for kind, number in found["costs"].items())
+            recorded["costs"] = costs(cfg)
+            told = ", ".join(f"{kind} {number:.2f}" for kind, number in recorded["costs"].items())
             print(f"FLOPs of a stage in the middle, in forward passes: {told}")
-        record_results("lab_16_schedules", found)
+        record_results("lab_16_schedules", recorded)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def plan_of(name: str, cfg: Config) -> tuple[list[list[Action]], int]:
 def simulated(name: str, cfg: Config) -> tuple[Simulation, list[list[Action]], dict[str, float]]:
     """One schedule, its actions, and the seconds of each kind: the whole batch takes as long in all."""
     plan, number = plan_of(name, cfg)
-    seconds = {kind: one * cfg.unit_s * cfg.micro_batches / number for kind, one in SECONDS.items()}
+    seconds = {kind: units * cfg.unit_s * cfg.micro_batches / number for kind, units in SECONDS.items()}
     return simulate(plan, number, seconds), plan, seconds
 
 
@@ -70,13 +70,13 @@ def on_devices(name: str, cfg: Config, message_s: float = 0.0) -> tuple[list[Spa
     with SimulatedDevices(cfg.ranks, alpha_s=message_s) as devices:
         tasks: dict[str, Task] = {}
         arrived: dict[str, Task] = {}  # at the rank that needs it, if that is another one
-        rank_of = {one.what: one.device for one in simulation.spans}
-        for span in sorted(simulation.spans, key=lambda one: (one.end, one.device)):
+        rank_of = {span.what: span.device for span in simulation.spans}
+        for span in sorted(simulation.spans, key=lambda span: (span.end, span.device)):
             kind, stage, number = span.what.split()
             action = (kind, int(stage), int(number))
             needed = []
-            for one in inputs_of(action, stages):
-                done = find(one, tasks)
+            for source in inputs_of(action, stages):
+                done = find(source, tasks)
                 needed.append(arrived.get(f"{done} on {span.device}", tasks[done]))
             task = devices.compute(span.device, span.what, span.end - span.start, first_of, *needed)
             tasks[span.what] = task
@@ -118,8 +118,8 @@ def assert_same_order(name: str, executed: list[Span], simulation: Simulation, s
     by_name = {span.what: span for span in computed}
     for what, span in by_name.items():
         kind, stage, number = what.split()
-        for one in inputs_of((kind, int(stage), int(number)), stages):
-            before = name_of(one)
+        for source in inputs_of((kind, int(stage), int(number)), stages):
+            before = name_of(source)
             if before not in by_name:
                 before = before.replace("I", "B")
             if by_name[before].end > span.start:
@@ -130,13 +130,13 @@ def measure(name: str, cfg: Config) -> dict:
     """One schedule in three ways, which agree."""
     simulation, plan, seconds = simulated(name, cfg)
     executed, ideal = on_devices(name, cfg)
-    found = bubble(simulation.spans, cfg.ranks)
+    measured = bubble(simulation.spans, cfg.ranks)
     expected = expected_bubbles(cfg)[name]
-    if abs(found - expected) > cfg.slack:
-        raise CourseError(f"{name}: the bubble is {found:.4f}, by formula {expected:.4f}")
-    if abs(bubble(ideal, cfg.ranks) - found) > cfg.slack:
+    if abs(measured - expected) > cfg.slack:
+        raise CourseError(f"{name}: the bubble is {measured:.4f}, by formula {expected:.4f}")
+    if abs(bubble(ideal, cfg.ranks) - measured) > cfg.slack:
         raise CourseError(
-            f"{name}: the bubble of the devices is {bubble(ideal, cfg.ranks):.4f}, not {found:.4f}"
+            f"{name}: the bubble of the devices is {bubble(ideal, cfg.ranks):.4f}, not {measured:.4f}"
         )
     assert_same_order(name, executed, simulation, stages_of(plan))
     with_messages = {}
@@ -148,7 +148,7 @@ def measure(name: str, cfg: Config) -> dict:
     for span in simulation.spans:
         lines.append([span.device, *span.what.split(), span.start / cfg.unit_s, span.end / cfg.unit_s])
     return {
-        "bubble": found,
+        "bubble": measured,
         "with messages": with_messages,
         "live": simulation.peak_live,
         "idle while at work": max(idle) / cfg.unit_s,
@@ -167,10 +167,10 @@ def refused_by_us(name: str, cfg: Config) -> str:
 
 def main(cfg: Config) -> None:
     results = {name: measure(name, cfg) for name in expected_bubbles(cfg)}
-    for name, one in results.items():
-        live = ", ".join(f"{number:g}" for number in one["live"])
-        waits = f"waits {one['idle while at work']:4.1f} in between"
-        print(f"{name:21s} bubble {one['bubble']:.3f}, a rank {waits}; micro-batches held: {live}")
+    for name, result in results.items():
+        live = ", ".join(f"{number:g}" for number in result["live"])
+        waits = f"waits {result['idle while at work']:4.1f} in between"
+        print(f"{name:21s} bubble {result['bubble']:.3f}, a rank {waits}; micro-batches held: {live}")
     if results["ZBVZeroBubble"]["idle while at work"] > cfg.slack:
         raise CourseError("ZBV: a rank waits between its first and its last action")
     plain, interleaved = (results[name]["with messages"] for name in ("1F1B", "Interleaved1F1B"))

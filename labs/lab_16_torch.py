@@ -90,8 +90,8 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
             losses = by_torch(schedule, x, y, group)
         counts.append(log.count("send"))
         factor = micro_batches if scale else 1
-        found = [(parameter, gradient * factor) for parameter, gradient in gradients(theirs)]
-        assert_all_equal(f"{name}, scale_grads={scale}", found, gradients(ours), cfg.tolerance)
+        scaled = [(parameter, gradient * factor) for parameter, gradient in gradients(theirs)]
+        assert_all_equal(f"{name}, scale_grads={scale}", scaled, gradients(ours), cfg.tolerance)
         if group.rank == group.world_size - 1:
             assert_equal(f"{name}: loss", torch.stack(losses).sum(), loss, cfg.tolerance)
     if counts != [messages] * 2:
@@ -102,28 +102,28 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
 def refusals(group: Group, cfg: Config) -> dict[str, str]:
     """What torch says to too few micro-batches, to a wrong number of them, and to uneven ones."""
     ranks = group.world_size
-    said = {}
+    refused = {}
     try:
         Schedule1F1B(stage_of(group, cfg), ranks - 1, loss_fn=mean_of_squares)
     except ValueError as error:
-        said["1F1B with fewer micro-batches than stages"] = " ".join(str(error).split())
+        refused["1F1B with fewer micro-batches than stages"] = " ".join(str(error).split())
     schedule = ScheduleGPipe(stage_of(group, cfg), 4, loss_fn=mean_of_squares)
     x, y = batch(8, group, cfg)
     try:
         schedule.step(arg_mbs=[(x,), (x,)])
     except ValueError as error:
-        said["two inputs for four micro-batches"] = str(error)
+        refused["two inputs for four micro-batches"] = str(error)
     impatient = dist.new_group(timeout=timedelta(seconds=cfg.patience_s))
     schedule = ScheduleGPipe(stage_of(group, cfg, impatient), 3, loss_fn=mean_of_squares)
     try:
         by_torch(schedule, x, y, group)
-        said["8 rows in 3 micro-batches"] = ""
+        refused["8 rows in 3 micro-batches"] = ""
     except Exception as error:  # of which kind depends on the rank: one finds it, others wait for that one
         text = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in gloo's source
         in_vain = "Timed out" in text or "Connection closed" in text
-        found = "waits in vain for another rank" if in_vain else f"{type(error).__name__}: {text}"
-        said["8 rows in 3 micro-batches"] = found
-    return said
+        outcome = "waits in vain for another rank" if in_vain else f"{type(error).__name__}: {text}"
+        refused["8 rows in 3 micro-batches"] = outcome
+    return refused
 
 
 def stage_of(group: Group, cfg: Config, process_group: dist.ProcessGroup | None = None) -> PipelineStage:
@@ -136,15 +136,15 @@ def main(cfg: Config) -> None:
         for name in SCHEDULES:
             results[name] = compare(name, group, cfg)
             print_on_rank_0(f"torch's {name}: gradients and messages as ours")
-        said = refusals(group, cfg)
-        everyones = gather_on_rank_0(said)
+        refused = refusals(group, cfg)
+        everyones = gather_on_rank_0(refused)
         if group.rank == 0:
-            for case in said:
+            for case in refused:
                 print(f"{case}:")
                 for text in dict.fromkeys(texts[case] for texts in everyones):
                     ranks = [rank for rank, texts in enumerate(everyones) if texts[case] == text]
                     print(f"    ranks {ranks}: {text}")
-        record_results("lab_16_torch", {"schedules": results, "refused": said})
+        record_results("lab_16_torch", {"schedules": results, "refused": refused})
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ class Setting:
     ) -> str:
         """What parity says of a model that is split by hand, after each of some steps."""
         ours = tp.train(model, loss_of or tp.loss_split(dist.group.WORLD, self.cfg), self.cfg)
-        one = self.model()
-        sgd = torch.optim.SGD(one.parameters(), self.cfg.lr)
-        alone = train_alone(one, sgd, loss_of_one or tp.loss_alone(self.cfg), self.cfg.steps)
+        whole = self.model()
+        sgd = torch.optim.SGD(whole.parameters(), self.cfg.lr)
+        alone = train_alone(whole, sgd, loss_of_one or tp.loss_alone(self.cfg), self.cfg.steps)
         try:
             assert_same_training("parity", ours, alone, self.cfg.tolerance, tp.part_in(dist.group.WORLD))
         except ParityError as error:
@@ -100,13 +100,13 @@ def a_batch_per_rank(here: Setting) -> str:
         losses = [loss_sum(model(tokens), labels) / labels.numel() for tokens, labels in batches]
         return torch.stack(losses).mean()
 
-    said = []
+    verdicts = []
     for alone in (of_rank_0, of_all):
         model = tp.split_gpt(here.model(), dist.group.WORLD)
-        said.append(here.verdict(model, split, alone))
-    if said[0] != said[1]:
-        return f"{said[0]}; {said[1]}"
-    return f"{said[0]}, beside rank 0's batch and beside all"
+        verdicts.append(here.verdict(model, split, alone))
+    if verdicts[0] != verdicts[1]:
+        return f"{verdicts[0]}; {verdicts[1]}"
+    return f"{verdicts[0]}, beside rank 0's batch and beside all"
 
 
 def heads_that_do_not_divide(here: Setting) -> str:
@@ -128,15 +128,15 @@ def a_typo_in_the_plan(here: Setting) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = plans.parallelized(here.model(), here.mesh, plan)
-    warned = {str(one.message).split(":")[1].split(" in module")[0].strip() for one in caught}
+    warned = {str(warning.message).split(":")[1].split(" in module")[0].strip() for warning in caught}
     ours, _ = plans.train(model, tp.loss_alone(here.cfg), here.cfg.steps, here.cfg.lr)
-    one = here.model()
+    whole = here.model()
     alone = train_alone(
-        one, torch.optim.SGD(one.parameters(), here.cfg.lr), tp.loss_alone(here.cfg), len(ours)
+        whole, torch.optim.SGD(whole.parameters(), here.cfg.lr), tp.loss_alone(here.cfg), len(ours)
     )
     assert_same_training("a typo", ours, alone, here.cfg.tolerance)
-    found = error_of(plans.assert_carried_out, model)
-    return f"warns: {', '.join(warned)}; parity: equal; our check: {found}"
+    complaint = error_of(plans.assert_carried_out, model)
+    return f"warns: {', '.join(warned)}; parity: equal; our check: {complaint}"
 
 
 def the_tie_is_lost(here: Setting) -> str:
@@ -197,10 +197,10 @@ def main(cfg: Config) -> None:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         here = Setting(group, mesh, cfg)
         for name, (make, words) in MISTAKES.items():
-            said = make(here)
-            print_on_rank_0(f"{name}: {said}")
-            if words not in said:
-                raise CourseError(f"{name}: {said!r} is not what this lab shows")
+            outcome = make(here)
+            print_on_rank_0(f"{name}: {outcome}")
+            if words not in outcome:
+                raise CourseError(f"{name}: {outcome!r} is not what this lab shows")
 
 
 if __name__ == "__main__":

@@ -208,11 +208,11 @@ def check_step(model: GPT, loss_of: Callable, cfg: Config) -> dict[str, int]:
         loss.backward()
     activations = cfg.rows * model.cfg.context * model.cfg.width * 8
     largest = max(call.bytes for call in log.calls)
-    found = {"forward": forward, "backward": log.count() - forward, "largest": largest}
+    counted = {"forward": forward, "backward": log.count() - forward, "largest": largest}
     expected = {"forward": 1 + 2 * cfg.layers + 3, "backward": 2 * cfg.layers + 1, "largest": activations}
-    if found != expected or set(log.counts()) != {"all_reduce"}:
-        raise CourseError(f"a step calls {found}, expected {expected}")
-    return found
+    if counted != expected or set(log.counts()) != {"all_reduce"}:
+        raise CourseError(f"a step calls {counted}, expected {expected}")
+    return counted
 
 
 def reference(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> list[Step]:

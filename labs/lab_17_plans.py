@@ -108,12 +108,12 @@ def whole_step(loss: torch.Tensor, model: nn.Module) -> Step:
 
 def texts(forward: CommRecord, backward: CommRecord, step: CommRecord) -> dict[str, str]:
     """{part of a training step: its collectives, such as "5 AR"}."""
-    found = {}
+    collectives = {}
     for name, log in (("forward", forward), ("backward", backward), ("optimizer", step)):
         counts = log.counts()
         made = [f"{counts[kind]} {short}" for kind, short in SHORT.items() if counts[kind]]
-        found[name] = " + ".join(made) or "none"
-    return found
+        collectives[name] = " + ".join(made) or "none"
+    return collectives
 
 
 def train(model: nn.Module, loss_of: Callable, steps: int, lr: float, split_loss: bool = True) -> tuple:
@@ -193,7 +193,7 @@ def chain_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[s
         logits = model(tokens.to(group.device))
         return F.cross_entropy(logits.flatten(0, 1), labels.to(group.device).flatten())
 
-    found = {}
+    calls = {}
     torch.manual_seed(17)
     truth = Chain(sizes).to(group.device).state_dict()
     for name, (plan, split_loss) in plans.items():
@@ -203,10 +203,10 @@ def chain_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[s
         model = Chain(sizes).to(group.device)
         model.load_state_dict(truth)
         parallelize_module(model, mesh, plan)
-        ours, found[name] = train(model, loss_of, cfg.steps, cfg.lr, split_loss)
+        ours, calls[name] = train(model, loss_of, cfg.steps, cfg.lr, split_loss)
         assert_same_training(name, ours, alone, cfg.tolerance)
-        check_calls(f"chain, {name}", found[name], *expected[name])
-    return found
+        check_calls(f"chain, {name}", calls[name], *expected[name])
+    return calls
 
 
 def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str, str]]:
@@ -232,18 +232,18 @@ def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str
     model = GPT(sizes).to(group.device)
     model.load_state_dict(truth)
     alone = tp.train(model, tp.loss_alone(cfg), cfg)
-    found = {}
+    calls = {}
     for name, (plan, expected) in plans.items():
         model = GPT(sizes).to(group.device)
         model.load_state_dict(truth)
         parallelized(model, mesh, plan)
         assert_carried_out(model)
-        ours, found[name] = train(model, tp.loss_alone(cfg), cfg.steps, cfg.lr)
+        ours, calls[name] = train(model, tp.loss_alone(cfg), cfg.steps, cfg.lr)
         assert_same_training(name, ours, alone, cfg.tolerance)
-        check_calls(f"GPT, {name}", found[name], *expected)
+        check_calls(f"GPT, {name}", calls[name], *expected)
         if isinstance(model.norm.weight, DTensor) and not model.norm.weight.grad.placements[0].is_partial():
             raise CourseError(f"{name}: the norm's gradient was to be a summand after backward")
-    return found
+    return calls
 
 
 def main(cfg: Config) -> None:

@@ -151,12 +151,12 @@ def compare_training(truth: dict, group: Group, cfg: Config) -> None:
             model,
             tp.loss_split(members, cfg),
             cfg,
-            lambda one, but_not=but_not: sum_gradients_of_whole_parameters(one, members, but_not),
+            lambda gpt, but_not=but_not: sum_gradients_of_whole_parameters(gpt, members, but_not),
         )
-        said = outcome(name, ours, alone, cfg)
-        print_on_rank_0(said)
-        if ("equal" in said) != (but_not == "nothing"):
-            raise CourseError(f"{said}, which is not what this lab shows")
+        verdict = outcome(name, ours, alone, cfg)
+        print_on_rank_0(verdict)
+        if ("equal" in verdict) != (but_not == "nothing"):
+            raise CourseError(f"{verdict}, which is not what this lab shows")
 
 
 def compare_dropout(truth: dict, group: Group, cfg: Config) -> None:
@@ -174,13 +174,13 @@ def compare_dropout(truth: dict, group: Group, cfg: Config) -> None:
         model,
         seeded(tp.loss_split(members, cfg)),
         cfg,
-        lambda one: sum_gradients_of_whole_parameters(one, members),
+        lambda gpt: sum_gradients_of_whole_parameters(gpt, members),
     )
     parts = outcome("dropout on parts of one mask", ours, alone, cfg)
-    for said in (same_seed, parts):
-        print_on_rank_0(said)
-        if "equal" not in said:
-            raise CourseError(f"{said}, which is not what this lab shows")
+    for verdict in (same_seed, parts):
+        print_on_rank_0(verdict)
+        if "equal" not in verdict:
+            raise CourseError(f"{verdict}, which is not what this lab shows")
 
     x = torch.ones(cfg.rows, model.cfg.context, model.cfg.width, dtype=model.cfg.dtype, device=group.device)
     block = tp.split_gpt(fresh(truth, group, cfg, cfg.dropout), members).blocks[0]

@@ -291,7 +291,7 @@ def in_a_script(x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> 
                 p.data += group.rank  # the ranks begin with different parameters
         plain = torch.optim.AdamW(groups_of(alone), lr=0.01)
         ours = Zero1(groups_of(net), lambda groups: torch.optim.AdamW(groups, lr=0.01))
-        schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (plain, ours)]
+        schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7) for optimizer in (plain, ours)]
         for step in range(cfg.steps):
             what = f"Zero1 in a script, {zero_grad}.zero_grad(), step {step}:"
             plain.zero_grad()

@@ -150,15 +150,15 @@ def main(cfg: Config) -> None:
             raise CourseError(f"nobody sends: {verdict}, which is not what this lab shows")
         net, optimizer = build(group, cfg)
         theirs = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam)
-        for name, one in (("ours", optimizer), ("torch's", theirs)):
-            refusal = not_gathered(one)
+        for name, sharded in (("ours", optimizer), ("torch's", theirs)):
+            refusal = not_gathered(sharded)
             assert "consolidate" in refusal, refusal
             print_on_rank_0(f"{name}, not gathered: {refusal}")
-            train(net, one, 1, group)
-            one.consolidate_state_dict(to=0)
-            train(net, one, 1, group)
+            train(net, sharded, 1, group)
+            sharded.consolidate_state_dict(to=0)
+            train(net, sharded, 1, group)
             if group.rank == 0:
-                print(f"{name}, one step later: {one_step_later(one, group.world_size)}")
+                print(f"{name}, one step later: {one_step_later(sharded, group.world_size)}")
         print_on_rank_0(f"stage 2 inside DDP: {averaged_twice(group, cfg)}")
         print_on_rank_0("")
         clipped_too_early(group, cfg)

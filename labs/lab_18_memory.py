@@ -84,7 +84,7 @@ def measure(way: str, group: Group, members: dist.ProcessGroup, cfg: Config) -> 
             optimizer.step()
         optimizer.zero_grad()
     inner = getattr(optimizer, "optim", optimizer)  # torch keeps the sharded one there
-    state = bytes_of(t for one in inner.state.values() for t in one.values())
+    state = bytes_of(t for tensors in inner.state.values() for t in tensors.values())
     row = {"parameters": bytes_of(net.parameters()), "gradients": held, "state": state, "most": most}
     row["sent"] = log.by_rule()
     check(way, n, row, cfg)

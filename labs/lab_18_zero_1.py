@@ -38,7 +38,7 @@ class Zero1(torch.optim.Optimizer):
         groups = list(params)
         if not isinstance(groups[0], dict):
             groups = [{"params": groups}]
-        trainable = [[p for p in one["params"] if p.requires_grad] for one in groups]
+        trainable = [[p for p in param_group["params"] if p.requires_grad] for param_group in groups]
         self.params = [p for own in trainable for p in own]
         if len({(p.dtype, p.device) for p in self.params}) != 1:
             raise ValueError("parameters of one dtype on one device, please")
@@ -56,7 +56,9 @@ class Zero1(torch.optim.Optimizer):
 
         self.ranges = self.ranges_in_part([sum(p.numel() for p in own) for own in trainable])
         self.shards = [nn.Parameter(self.part[own]) for own in self.ranges]  # the same memory
-        options = [{**one, "params": [shard]} for one, shard in zip(groups, self.shards, strict=True)]
+        options = [
+            {**param_group, "params": [shard]} for param_group, shard in zip(groups, self.shards, strict=True)
+        ]
         self.optimizer = build(options)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self.share_state()

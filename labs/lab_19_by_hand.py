@@ -91,8 +91,8 @@ def compare(what: str, unit: Unit, other: nn.Module, tolerance: float) -> None:
     gradient = torch.cat([p.grad.flatten() for p in trainable])
     padding = -len(gradient) % dist.get_world_size()
     shard = F.pad(gradient, (0, padding)).chunk(dist.get_world_size())[dist.get_rank()]
-    found = torch.cat([part.grad for part in unit.shards])
-    assert_equal(f"{what}: gradient", found, shard[: len(found)], tolerance)
+    ours = torch.cat([part.grad for part in unit.shards])
+    assert_equal(f"{what}: gradient", ours, shard[: len(ours)], tolerance)
     for p, q in zip(unit.full(), trainable, strict=True):
         assert_equal(f"{what}: parameters", p, q.detach(), tolerance)
 

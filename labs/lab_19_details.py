@@ -60,10 +60,10 @@ def backward(model: nn.Module, group: Group, cfg: Config, alone: bool = False) -
 def starts(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     """Each rank cuts its shard from its own model. fully_shard does not send rank 0's to the others."""
     model = shard(net(group, cfg.seed + group.rank), mesh)
-    found = model.first.weight.full_tensor()
+    full = model.first.weight.full_tensor()
     own = [net(group, cfg.seed + rank).first.weight.detach() for rank in range(group.world_size)]
     mixed = torch.cat([weight.chunk(group.world_size)[rank] for rank, weight in enumerate(own)])
-    assert_equal("shard r from rank r's model", found, mixed, 0.0)
+    assert_equal("shard r from rank r's model", full, mixed, 0.0)
     print_on_rank_0("different starts: shard r of the sharded weight is from rank r's model, for each r")
 
 
@@ -97,8 +97,8 @@ def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     for model in (alone, new, by_hand):
         backward(model, group, cfg, alone=model is alone)
     expected = clip_grad_norm_(alone.parameters(), cfg.max_norm)
-    found = clip_grad_norm_(new.parameters(), cfg.max_norm).full_tensor()  # it returns a DTensor
-    assert_equal("norm by fully_shard", found, expected, cfg.tolerance)
+    norm = clip_grad_norm_(new.parameters(), cfg.max_norm).full_tensor()  # it returns a DTensor
+    assert_equal("norm by fully_shard", norm, expected, cfg.tolerance)
     clipped = [(name, p.grad.full_tensor()) for name, p in new.named_parameters()]
     assert_all_equal("clipped", clipped, gradients(alone), cfg.tolerance)
 

@@ -159,8 +159,8 @@ def from_meta(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     full = new_net(cfg, group).state_dict() if group.rank == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, full, options=options)
-    found = [(name, p.full_tensor()) for name, p in model.named_parameters()]
-    assert_all_equal("from rank 0:", found, parameters(new_net(cfg, group)), 0.0)
+    gathered = [(name, p.full_tensor()) for name, p in model.named_parameters()]
+    assert_all_equal("from rank 0:", gathered, parameters(new_net(cfg, group)), 0.0)
     with torch.no_grad():
         if not model(x).isnan().all():
             raise CourseError("the buffer was to be without a value")
@@ -203,8 +203,8 @@ def first_values(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     blank = on_meta()
     with StorageRecorder(model.parameters()) as memory:
         draw_shards(model, blank, cfg.seed)
-    found = [(name, p.full_tensor()) for name, p in model.named_parameters()]
-    assert_all_equal("drawn layer by layer:", found, parameters(alone), 0.0)
+    gathered = [(name, p.full_tensor()) for name, p in model.named_parameters()]
+    assert_all_equal("drawn layer by layer:", gathered, parameters(alone), 0.0)
     kept = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters())  # with padding
     if memory.peak > kept + layer:
         raise CourseError(f"drawn layer by layer: {memory.peak} bytes at once, {kept} of them shards")
@@ -272,8 +272,8 @@ def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     for block in model:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)(mine.double()).square().mean().backward()
-    found = [(name, p.grad.full_tensor()) for name, p in model.named_parameters() if p.grad is not None]
-    assert_all_equal("LoRA", found, gradients(alone), cfg.tolerance)
+    gathered = [(name, p.grad.full_tensor()) for name, p in model.named_parameters() if p.grad is not None]
+    assert_all_equal("LoRA", gathered, gradients(alone), cfg.tolerance)
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for where in ("with their block", "as units of their own"):
@@ -305,8 +305,8 @@ def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         fully_shard(model.blocks[index], mesh=mesh)
     fully_shard(model, mesh=mesh)
     F.cross_entropy(model(x), y).backward()
-    found = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
-    assert_all_equal("compiled", found, reference(cfg, group), cfg.tolerance)
+    gathered = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
+    assert_all_equal("compiled", gathered, reference(cfg, group), cfg.tolerance)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     if graphs < 1:
         raise CourseError("nothing was compiled")

@@ -123,14 +123,14 @@ def main(cfg: Config) -> None:
 
         # Old code saves model.state_dict() on rank 0.
         old = FullyShardedDataParallel(new_net(cfg, group), device_id=group.device)
-        for name, one, expected in (("FSDP1", old, 1), ("fully_shard", model, 1 / group.world_size)):
-            part = file_size(one.state_dict()) / file_size(new_net(cfg, group).state_dict())
+        for name, sharded, expected in (("FSDP1", old, 1), ("fully_shard", model, 1 / group.world_size)):
+            part = file_size(sharded.state_dict()) / file_size(new_net(cfg, group).state_dict())
             print_on_rank_0(f"model.state_dict() of {name}: rank 0 would save {part:.1f} of the bytes")
             if abs(part - expected) > 0.1:
                 raise CourseError(f"{name}: {part:.2f} of the bytes, expected were {expected:.2f}")
 
-        said = alone_in_a_gather(model, group, cfg)
-        print_in_rank_order(f"full_state_dict on rank 0 alone: {said}")
+        outcome = alone_in_a_gather(model, group, cfg)
+        print_in_rank_order(f"full_state_dict on rank 0 alone: {outcome}")
 
 
 if __name__ == "__main__":

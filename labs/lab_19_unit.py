@@ -90,8 +90,8 @@ class Unit:
     def before_forward(self, module: nn.Module, inputs: tuple) -> tuple:
         self.unshard()
         return tuple(
-            one.to(self.compute_dtype) if torch.is_tensor(one) and one.is_floating_point() else one
-            for one in inputs
+            value.to(self.compute_dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+            for value in inputs
         )
 
     def after_forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:

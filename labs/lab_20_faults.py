@@ -47,9 +47,9 @@ class Setting:
         """What parity says after some steps of ``loss_of`` on a part, beside ``alone`` on the whole."""
         world, cfg = dist.group.WORLD, self.cfg
         ours = cp.train(model, loss_of or cp.loss_of_part(WAY, world, cfg), world, cfg)
-        one = self.model()
-        sgd = PlainSGD(one.parameters(), cfg.lr)
-        truth = train_alone(one, sgd, alone or cp.loss_alone(cfg), cfg.steps)
+        whole = self.model()
+        sgd = PlainSGD(whole.parameters(), cfg.lr)
+        truth = train_alone(whole, sgd, alone or cp.loss_alone(cfg), cfg.steps)
         try:
             assert_same_training("parity", ours, truth, cfg.tolerance)
         except ParityError as error:
@@ -139,11 +139,11 @@ def heads_and_length(here: Setting) -> str:
     model = cp.split_context(GPT(sizes).to(here.group.device), "Ulysses", world)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=here.group.device)
     too_long = torch.zeros(1, 2 * ranks + 1, dtype=torch.int64, device=here.group.device)
-    said = [
+    errors = [
         error_of(model, tokens),
         error_of(cp.part_of_batch, too_long, too_long, WAY, world),
     ]
-    return "; ".join(said)
+    return "; ".join(errors)
 
 
 def error_of(function: Callable, *args) -> str:
@@ -171,10 +171,10 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         here = Setting(group, cfg)
         for name, (make, words) in MISTAKES.items():
-            said = make(here)
-            print_on_rank_0(f"{name}: {said}")
-            if words not in said:
-                raise CourseError(f"{name}: {said!r} is not what this lab shows")
+            outcome = make(here)
+            print_on_rank_0(f"{name}: {outcome}")
+            if words not in outcome:
+                raise CourseError(f"{name}: {outcome!r} is not what this lab shows")
 
 
 if __name__ == "__main__":

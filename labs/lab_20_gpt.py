@@ -195,7 +195,7 @@ def check_calls(way: str, model: GPT, loss_of: Callable, group: Group, cfg: Conf
         loss_of(model, 0).backward()
     attention = round(log.by_rule())
     per_layer = expected_calls(way, n, part)
-    expected = cfg.layers * sum(one["bytes"] for one in per_layer.values())
+    expected = cfg.layers * sum(traffic["bytes"] for traffic in per_layer.values())
     if attention != expected:
         raise CourseError(f"{way}: a rank sends {attention:,} bytes, expected {expected:,}")
     with record() as log:

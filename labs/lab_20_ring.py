@@ -124,14 +124,14 @@ def blocks(queries: list[int], keys: list[int], width: int) -> list[tuple[slice,
 
     ``queries`` and ``keys`` are numbers of chunks of ``width`` positions. Keys of a later chunk are left out.
     """
-    found = []
+    needed = []
     for i, query in enumerate(queries):
         for j, key in enumerate(keys):
             if key <= query:
                 rows = slice(i * width, (i + 1) * width)
                 columns = slice(j * width, (j + 1) * width)
-                found.append((rows, columns, key == query))
-    return found
+                needed.append((rows, columns, key == query))
+    return needed
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Part:
         A block of two documents is left out. Where all are of one, a kernel needs no mask.
         """
         width = self.q.shape[-2] // len(self.chunks)
-        found = []
+        needed = []
         for rows, columns, diagonal in blocks(self.chunks, keys, width):
             same = None
             if self.documents is not None:
@@ -158,8 +158,8 @@ class Part:
                 if not same.any():
                     continue
                 same = None if same.all() else same
-            found.append((rows, columns, diagonal, same))
-        return found
+            needed.append((rows, columns, diagonal, same))
+        return needed
 
 
 def forward_blocks(part: Part, kv: Tensor, keys: list[int], out: Tensor, lse: Tensor) -> None:
@@ -214,7 +214,7 @@ class RingAttention(torch.autograd.Function):
         ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, zigzag: bool, documents: Tensor | None
     ) -> Tensor:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        chunks = [chunks_of(one, ranks, zigzag) for one in range(ranks)]
+        chunks = [chunks_of(holder, ranks, zigzag) for holder in range(ranks)]
         part = Part(q, chunks[rank], documents)
         out = torch.zeros_like(q, dtype=accumulated(q))
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=accumulated(q))
@@ -325,8 +325,8 @@ def main() -> None:
     for name, documents in {"one document": None, "packed documents": packed}.items():
         ours = attention_on_ring(qkv, gradient, documents)
         alone = attention_alone(qkv, gradient, documents)
-        for what, found, one in zip(NAMES, ours, alone, strict=True):
-            same = torch.allclose(found, part_of(one, -2), rtol=0, atol=1e-12)
+        for what, part, whole in zip(NAMES, ours, alone, strict=True):
+            same = torch.allclose(part, part_of(whole, -2), rtol=0, atol=1e-12)
             assert same, f"rank {rank}: {name}: {what} differs"
         if rank == 0:
             print(f"{name}: equal to one process: {', '.join(NAMES)}")

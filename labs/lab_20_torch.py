@@ -61,27 +61,27 @@ def compare(
     order = order_of(balancer, len(documents))
     own = order.chunk(mesh.size())[mesh.get_local_rank()]
     seen = (own.unsqueeze(-1) >= order) & (documents[own].unsqueeze(-1) == documents[order])
-    parts = new._context_parallel_shard(mesh, [one.clone() for one in sequence], [2] * 4, balancer)
+    parts = new._context_parallel_shard(mesh, [tensor.clone() for tensor in sequence], [2] * 4, balancer)
     leaves = [part.detach().clone().requires_grad_() for part in parts[:3]]
     style = new._ContextParallel(seq_dim=2, attention_type=new._ContextParallel.AttentionType.FLEX)
     attention = parallelize_module(Attention(), mesh, style)
     out = attention(*leaves, seen)
     out.backward(parts[3])
-    found = [out.detach(), *(leaf.grad for leaf in leaves)]
-    for what, ours, one in zip(NAMES, found, expected, strict=True):
-        assert_equal(f"{name}: {what}", ours, one[..., own, :], cfg.tolerance)
+    results = [out.detach(), *(leaf.grad for leaf in leaves)]
+    for what, ours, whole in zip(NAMES, results, expected, strict=True):
+        assert_equal(f"{name}: {what}", ours, whole[..., own, :], cfg.tolerance)
     pairs = seen.sum().item()
     everyone = seen.new_empty(mesh.size(), dtype=torch.int64)
     torch.distributed.all_gather_into_tensor(everyone, torch.tensor([pairs]))
-    told = ", ".join(f"{one / everyone.sum():.0%}" for one in everyone)
+    told = ", ".join(f"{count / everyone.sum():.0%}" for count in everyone)
     print_on_rank_0(f"{name}: equal to one process; work of the ranks: {told}")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
-        one = 2 * group.world_size * cfg.chunk
-        lengths = [one, 2 * one, one]
+        short = 2 * group.world_size * cfg.chunk
+        lengths = [short, 2 * short, short]
         length = sum(lengths)
         documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         size = (4, cfg.batch, cfg.heads, length, cfg.head_width)

@@ -94,7 +94,7 @@ def gathered_attention(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     kv = GatherSequence.apply(torch.stack([k, v]), group)
     own = chunks_of(rank, ranks, zigzag)
-    of_all = [chunk for one in range(ranks) for chunk in chunks_of(one, ranks, zigzag)]
+    of_all = [chunk for holder in range(ranks) for chunk in chunks_of(holder, ranks, zigzag)]
     return BlockAttention.apply(q, kv, own, of_all)
 
 
@@ -265,16 +265,16 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
     out_alone.backward(gradient)
 
     parts = [part_of(tensor, -2, zigzag=way.zigzag).requires_grad_() for tensor in qkv]
-    found = {}
-    out, found["forward"] = observed(way.attend, *parts)
-    _, found["backward"] = observed(out.backward, part_of(gradient, -2, zigzag=way.zigzag))
+    passes = {}
+    out, passes["forward"] = observed(way.attend, *parts)
+    _, passes["backward"] = observed(out.backward, part_of(gradient, -2, zigzag=way.zigzag))
     assert_equal(f"{name}: output", out, part_of(out_alone, -2, zigzag=way.zigzag), cfg.tolerance)
     for letter, part, whole in zip("qkv", parts, alone, strict=True):
         expected = part_of(whole.grad, -2, zigzag=way.zigzag)
         assert_equal(f"{name}: gradient of {letter}", part.grad, expected, cfg.tolerance)
 
     for which, expected in expected_calls(name, n, parts[1].nbytes).items():
-        told = {kind: found[which][kind] for kind in expected}
+        told = {kind: passes[which][kind] for kind in expected}
         if told != expected:
             raise CourseError(f"{name}, {which}: {told}, expected {expected}")
     one_block = FORWARD * 2 * cfg.batch * heads * cfg.chunk**2 * cfg.head_width
@@ -283,8 +283,8 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
         steps, order = watch_ring(way, parts, part_of(gradient, -2, zigzag=way.zigzag), one_block)
         if order != expected_order(n):
             raise CourseError(f"{name}: does {' '.join(order)}, expected {' '.join(expected_order(n))}")
-    work = check_work(name, found, steps, one_block, group)
-    return {"passes": found, "blocks": work, "steps": steps, "part": parts[1].nbytes}
+    work = check_work(name, passes, steps, one_block, group)
+    return {"passes": passes, "blocks": work, "steps": steps, "part": parts[1].nbytes}
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -298,26 +298,26 @@ def in_bfloat16(group: Group, cfg: Config) -> dict[str, tuple[float, float]]:
     sequence = torch.randn(4, 1, 4, length, 16, dtype=torch.bfloat16, device=group.device)
     broadcast_from_rank_0([sequence])
     *qkv, gradient = sequence
-    exact = ring.attention_alone([one.double() for one in qkv], gradient.double())
+    exact = ring.attention_alone([tensor.double() for tensor in qkv], gradient.double())
     by_torch = ring.attention_alone(qkv, gradient)
-    found = {}
+    errors = {}
     results = zip(ring.NAMES, ring.attention_on_ring(qkv, gradient), by_torch, exact, strict=True)
     for what, ours, theirs, truth in results:
         own = part_of(truth, -2)
-        found[what] = error(ours, own), error(part_of(theirs, -2), own)
-        if found[what][0] > cfg.worse * found[what][1]:
-            raise CourseError(f"bfloat16: {what} of the ring is off by {found[what][0]:.4f}, torch's less")
-    return found
+        errors[what] = error(ours, own), error(part_of(theirs, -2), own)
+        if errors[what][0] > cfg.worse * errors[what][1]:
+            raise CourseError(f"bfloat16: {what} of the ring is off by {errors[what][0]:.4f}, torch's less")
+    return errors
 
 
 def tell(name: str, ranks: list[dict]) -> None:
     """What all ranks found."""
     first = ranks[0]
-    calls = {which: in_words(one["calls"]) for which, one in first["passes"].items()}
-    sent = sum(one["bytes"] for one in first["passes"].values())
+    calls = {which: in_words(seen["calls"]) for which, seen in first["passes"].items()}
+    sent = sum(seen["bytes"] for seen in first["passes"].values())
     print(f"{name}: equal to one process, output and gradients of q, k and v")
     print(f"  forward: {calls['forward']}; backward: {calls['backward']}; a rank sends {sent:,} bytes")
-    print(f"  blocks that rank 0, 1, ... computes: {', '.join(format(one['blocks'], 'g') for one in ranks)}")
+    print(f"  blocks that rank 0, 1, ... computes: {', '.join(format(row['blocks'], 'g') for row in ranks)}")
 
 
 def in_words(calls: dict[str, int]) -> str:

@@ -104,9 +104,9 @@ def fresh(truth: dict, group: Group, cfg: Config) -> MoE:
 def check_loss(truth: dict, group: Group, cfg: Config) -> str:
     """The ranks' balance losses and their gradients add up to those of one process, if f is that of all."""
     x, _ = tokens_of(0, group, cfg)
-    one = Balance(fresh(truth, group, cfg).router)
-    one.router(x)
-    alone = one.loss(one.load(), len(x))
+    reference = Balance(fresh(truth, group, cfg).router)
+    reference.router(x)
+    alone = reference.loss(reference.load(), len(x))
     alone.backward()
 
     def over_ranks(load_of: str) -> None:
@@ -118,7 +118,7 @@ def check_loss(truth: dict, group: Group, cfg: Config) -> str:
         dist.all_reduce(total)
         dist.all_reduce(balance.router.weight.grad)
         assert_equal("balance loss", total, alone.detach(), cfg.tolerance)
-        assert_equal("its gradient", balance.router.weight.grad, one.router.weight.grad, cfg.tolerance)
+        assert_equal("its gradient", balance.router.weight.grad, reference.router.weight.grad, cfg.tolerance)
 
     over_ranks("load_of_all")
     try:

@@ -114,8 +114,8 @@ def rows_without_room(chosen: torch.Tensor, factor: float, experts: int) -> int:
 def gradients_of(module: nn.Module, loss: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """{name: gradient}; that of ``x`` is called tokens."""
     names = [name for name, _ in module.named_parameters()]
-    found = torch.autograd.grad(loss, [*module.parameters(), x])
-    return dict(zip([*names, "tokens"], found, strict=True))
+    gradients = torch.autograd.grad(loss, [*module.parameters(), x])
+    return dict(zip([*names, "tokens"], gradients, strict=True))
 
 
 def check_parity(whole: MoE, x: torch.Tensor, factor: float, group: Group, cfg: Config) -> dict[str, int]:
@@ -189,17 +189,17 @@ def main(cfg: Config) -> None:
         rows = cfg.tokens * cfg.k * group.world_size
         for factor in cfg.factors:
             dropped = check_parity(whole, x, factor, group, cfg)
-            found = traffic(PaddedMoE(whole, factor), x)
+            measured = traffic(PaddedMoE(whole, factor), x)
             boxes = experts * capacity_of(factor, cfg.tokens, cfg.k, experts) * cfg.width * 8
             expected = 4 * boxes * (group.world_size - 1) / group.world_size
-            if found != {"calls": 4, "bytes": expected}:
+            if measured != {"calls": 4, "bytes": expected}:
                 raise CourseError(
-                    f"capacity factor {factor}: {found}, expected 4 calls, {expected:,.0f} bytes"
+                    f"capacity factor {factor}: {measured}, expected 4 calls, {expected:,.0f} bytes"
                 )
-            results[str(factor)] = found | {"dropped": dropped["ranks"] / rows}
+            results[str(factor)] = measured | {"dropped": dropped["ranks"] / rows}
             print_on_rank_0(
                 f"capacity factor {factor}: {dropped['ranks']} of {rows} rows dropped, "
-                f"{dropped['at once']} by one process at once; {found['bytes']:,.0f} bytes in 4 calls"
+                f"{dropped['at once']} by one process at once; {measured['bytes']:,.0f} bytes in 4 calls"
             )
         print_on_rank_0(
             f"uneven: nothing dropped; {results['uneven']['bytes']:,.0f} bytes in "

@@ -97,8 +97,8 @@ def what_happens(layer: nn.Module, x: torch.Tensor) -> str:
 
 def on_each_rank(layer: nn.Module, x: torch.Tensor) -> str:
     """``what_happens`` of all ranks: "rank 0: ...; rank 1: ...", on rank 0."""
-    said = gather_on_rank_0(what_happens(layer, x))
-    return "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(said))
+    outcomes = gather_on_rank_0(what_happens(layer, x))
+    return "; ".join(f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes))
 
 
 def short_patience(cfg: Config) -> dist.ProcessGroup:
@@ -155,25 +155,25 @@ class Training:
         self.group = group
         self.cfg = cfg
         self.truth = ep.one_truth(group, cfg).state_dict()
-        one = ep.fresh(self.truth, group, cfg)
-        self.alone = ep.train(one, ep.loss_alone(group, cfg), lambda *_: None, cfg)
+        model = ep.fresh(self.truth, group, cfg)
+        self.alone = ep.train(model, ep.loss_alone(group, cfg), lambda *_: None, cfg)
 
     def spread(
         self, reduce: Callable[[GPT], None], clip: Callable[[GPT], None] | None = None, scale: float = 1.0
     ) -> tuple[GPT, list[Step]]:
         """Train with each rank's loss multiplied by ``scale``."""
 
-        def after_backward(one: GPT, loss: torch.Tensor) -> None:
-            reduce(one)
+        def after_backward(gpt: GPT, loss: torch.Tensor) -> None:
+            reduce(gpt)
             if clip is not None:
-                clip(one)
+                clip(gpt)
             loss.div_(scale)
             dist.all_reduce(loss)
 
         loss_here = ep.loss_here(self.group, self.cfg)
         model = ep.spread_experts(ep.fresh(self.truth, self.group, self.cfg), dist.group.WORLD)
         return model, ep.train(
-            model, lambda one, step: scale * loss_here(one, step), after_backward, self.cfg
+            model, lambda gpt, step: scale * loss_here(gpt, step), after_backward, self.cfg
         )
 
     def verdict(self, reduce: Callable[[GPT], None], scale: float = 1.0) -> str:

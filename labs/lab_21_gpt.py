@@ -218,8 +218,8 @@ def reference(truth: dict, group: Group, cfg: Config) -> list[Step]:
     margins = watched_margins(model)
     norms = []
 
-    def clip(one: GPT, _: torch.Tensor) -> None:
-        norms.append(nn.utils.clip_grad_norm_(one.parameters(), cfg.largest_norm).item())
+    def clip(gpt: GPT, _: torch.Tensor) -> None:
+        norms.append(nn.utils.clip_grad_norm_(gpt.parameters(), cfg.largest_norm).item())
 
     steps = train(model, loss_alone(group, cfg), clip, cfg)
     if min(margins) < cfg.margin:
@@ -247,7 +247,7 @@ def check_layer(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, dict[str
     from_others = sum(plan.receive) - plan.receive[rank]
     rows = (to_others + from_others) * x.shape[-1] * x.element_size()
     counts = layer.expert_count * 8 * (ranks - 1) / ranks
-    found = {
+    measured = {
         "forward": {"calls": forward.count("all_to_all"), "bytes": forward.by_rule()},
         "backward": {"calls": backward.count("all_to_all"), "bytes": backward.by_rule()},
     }
@@ -255,9 +255,9 @@ def check_layer(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, dict[str
         "forward": {"calls": 3, "bytes": counts + rows},
         "backward": {"calls": 2, "bytes": rows},
     }
-    if found != expected or set(forward.counts() + backward.counts()) != {"all_to_all"}:
-        raise CourseError(f"a layer calls {found}, expected {expected}")
-    return found
+    if measured != expected or set(forward.counts() + backward.counts()) != {"all_to_all"}:
+        raise CourseError(f"a layer calls {measured}, expected {expected}")
+    return measured
 
 
 def check_recomputed(layer: ExpertParallelMoE, x: torch.Tensor) -> int:
@@ -318,8 +318,8 @@ def check_exchanges(layer: ExpertParallelMoE, x: torch.Tensor) -> None:
 
     theirs = {"functional": outcome(by_functional), "nn": outcome(by_dist_nn)}
     ours = outcome(ExchangeRows.apply)
-    for name, found in theirs.items():
-        assert_all_equal(f"exchange by {name}:", found, ours, tolerance=0.0)
+    for name, tensors in theirs.items():
+        assert_all_equal(f"exchange by {name}:", tensors, ours, tolerance=0.0)
 
 
 class GroupedExperts(Experts):
@@ -338,14 +338,14 @@ def check_grouped(experts: Experts, cfg: Config) -> None:
     grouped = GroupedExperts(loop.up.detach().clone(), loop.down.detach().clone())
     load = [8 * (place + 1) for place in range(number - 1)] + [0]
     rows = torch.randn(sum(load), width, device=experts.up.device)
-    found = []
-    for one in (grouped, loop):
-        one_rows = rows.clone().requires_grad_()
-        y = one(one_rows, load)
+    outcomes = []
+    for module in (grouped, loop):
+        leaf = rows.clone().requires_grad_()
+        y = module(leaf, load)
         y.square().sum().backward()
-        found.append([y.detach(), one_rows.grad, one.up.grad, one.down.grad])
+        outcomes.append([y.detach(), leaf.grad, module.up.grad, module.down.grad])
     names = ("output", "gradient of the rows", "gradient of up", "gradient of down")
-    for name, ours, expected in zip(names, *found, strict=True):
+    for name, ours, expected in zip(names, *outcomes, strict=True):
         largest = expected.abs().max().item()
         assert_equal(f"grouped_mm: {name}", ours / largest, expected / largest, cfg.float32_tolerance)
 
@@ -364,9 +364,9 @@ def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Confi
     recomputed = check_recomputed(model.blocks[0].mlp, x)
     check_exchanges(model.blocks[0].mlp, x)
 
-    def after_backward(one: GPT, loss: torch.Tensor) -> None:
-        reduce_gradients(one, everyone, replicas)
-        clip_gradients(one, cfg.largest_norm, members)
+    def after_backward(gpt: GPT, loss: torch.Tensor) -> None:
+        reduce_gradients(gpt, everyone, replicas)
+        clip_gradients(gpt, cfg.largest_norm, members)
         dist.all_reduce(loss)  # each rank has its part of the mean
 
     ours = train(model, loss_here(group, cfg), after_backward, cfg)
@@ -382,8 +382,8 @@ def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
         f"equal to one process after each of {cfg.steps} steps"
     )
     print_on_rank_0(f"  a rank holds {result['held']:,} of {result['whole']:,} parameters")
-    for name, found in result["layer"].items():
-        print_on_rank_0(f"  a layer, {name}: {found['calls']} all-to-alls, {found['bytes']:,.0f} bytes")
+    for name, traffic in result["layer"].items():
+        print_on_rank_0(f"  a layer, {name}: {traffic['calls']} all-to-alls, {traffic['bytes']:,.0f} bytes")
     print_on_rank_0(f"  a layer that is recomputed: {result['recomputed']} all-to-alls in all")
 
 

@@ -42,22 +42,22 @@ def as_any_rank(rank: int, sizes: Sizes) -> dict:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     groups = {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in sizes}
-    found = {"position": dict(zip(sizes, mesh.get_coordinate(), strict=True)), "groups": groups}
+    result = {"position": dict(zip(sizes, mesh.get_coordinate(), strict=True)), "groups": groups}
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def check_figure() -> list[dict]:
     """Each of 16 ranks: ours as torch's, and as the caption says."""
     ranks = []
     for rank in range(math.prod(FIGURE_5.values())):
-        found = as_any_rank(rank, FIGURE_5)
+        theirs = as_any_rank(rank, FIGURE_5)
         ours = {
             "position": position(rank, FIGURE_5),
             "groups": {name: members(rank, FIGURE_5, [name]) for name in FIGURE_5},
         }
-        if ours != found:
-            raise CourseError(f"rank {rank}: by hand {ours}, in torch {found}")
+        if ours != theirs:
+            raise CourseError(f"rank {rank}: by hand {ours}, in torch {theirs}")
         ranks.append(ours)
     for name, other in SAME_GROUP_AS_GPU_0.items():
         if ranks[0]["groups"][name] != [0, other]:
@@ -82,18 +82,18 @@ def leaving(groups: torch.Tensor, block: int) -> float:
 def check_order(order: tuple[str, ...], cfg: Config) -> dict[str, dict]:
     """For each dimension of the 16,384 GPUs: the distance of neighbours, and how many groups leave what."""
     sizes = {name: LONG_CONTEXT[name] for name in order}
-    found = {}
+    dimensions = {}
     for name in reversed(sizes):
         groups = groups_along(name, sizes)
         if groups[0].tolist() != members(0, sizes, [name]):
             raise CourseError(f"{name}: reshaping gives {groups[0].tolist()}, counting another group")
-        found[name] = {
+        dimensions[name] = {
             "size": sizes[name],
             "step": (groups[0, 1] - groups[0, 0]).item(),
             "leave the server": leaving(groups, cfg.server),
             "leave the pod": leaving(groups, cfg.pod),
         }
-    return found
+    return dimensions
 
 
 def main(cfg: Config) -> None:
@@ -106,13 +106,13 @@ def main(cfg: Config) -> None:
     print("all 16 GPUs: position and groups by hand are those of init_device_mesh")
 
     orders = {who: check_order(order, cfg) for who, order in ORDERS.items()}
-    for who, found in orders.items():
+    for who, dimensions in orders.items():
         print(f"{who}, from the inside:")
-        for name, one in found.items():
+        for name, groups in dimensions.items():
             print(
-                f"    {name.upper()} {one['size']:2}: the next member is {one['step']:4} further; "
-                f"{one['leave the server']:4.0%} of the groups leave their server, "
-                f"{one['leave the pod']:4.0%} their pod"
+                f"    {name.upper()} {groups['size']:2}: the next member is {groups['step']:4} further; "
+                f"{groups['leave the server']:4.0%} of the groups leave their server, "
+                f"{groups['leave the pod']:4.0%} their pod"
             )
     llama = orders["Llama 3"]
     assert llama["tp"]["leave the server"] == 0, "TP stays inside of a server"

@@ -66,8 +66,8 @@ def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
 
 def layouts(ranks: int) -> list[Sizes]:
     """All meshes of dp x tp; first the one that we save in: both dimensions where that is possible."""
-    found = [{"dp": ranks // tp, "tp": tp} for tp in range(1, ranks + 1) if ranks % tp == 0]
-    return sorted(found, key=lambda sizes: abs(sizes["dp"] - sizes["tp"]))
+    meshes = [{"dp": ranks // tp, "tp": tp} for tp in range(1, ranks + 1) if ranks % tp == 0]
+    return sorted(meshes, key=lambda sizes: abs(sizes["dp"] - sizes["tp"]))
 
 
 def in_words(sizes: Sizes) -> str:
@@ -275,7 +275,7 @@ def main(cfg: Config) -> None:
         everyone = [back] * group.world_size
         dist.all_gather_object(everyone, back)
         print_on_rank_0(f"parts saved as plain tensors under one name; what the ranks get back: {everyone}")
-        if len({tuple(one) for one in everyone}) != 1:
+        if len({tuple(values) for values in everyone}) != 1:
             raise CourseError(f"one part was to be kept and the others lost: {everyone}")
         record_results("lab_22_load", {"layouts": [in_words(sizes) for sizes in others], "plain": back})
 

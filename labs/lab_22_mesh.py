@@ -20,23 +20,23 @@ Sizes = dict[str, int]  # {dimension: its size}, the outermost first, as init_de
 
 def position(rank: int, sizes: Sizes) -> dict[str, int]:
     """{dimension: index} of a rank. The innermost dimension, the last, counts fastest."""
-    found = dict.fromkeys(sizes, 0)
+    indices = dict.fromkeys(sizes, 0)
     for name in reversed(sizes):
-        found[name] = rank % sizes[name]
+        indices[name] = rank % sizes[name]
         rank //= sizes[name]
-    return found
+    return indices
 
 
 def members(rank: int, sizes: Sizes, names: Iterable[str]) -> list[int]:
     """The ranks that have the same index as ``rank`` along each dimension but ``names``, in order."""
     names = set(names)
     own = position(rank, sizes)
-    found = []
+    ranks = []
     for other in range(math.prod(sizes.values())):
         its = position(other, sizes)
         if all(its[name] == own[name] for name in sizes if name not in names):
-            found.append(other)
-    return found
+            ranks.append(other)
+    return ranks
 
 
 def random_numbers(seed: int) -> list[float]:
@@ -98,8 +98,8 @@ def main() -> None:
     read = [row for other in mine["groups"]["dp"] for row in everyone[other]["rows"]]
     assert sorted(read) == list(batch), "along dp, each row is read once"
     if rank == 0:
-        for number, one in enumerate(everyone):
-            print(f"[rank {number}] {one['position']}, groups {one['groups']}, rows {one['rows']}")
+        for number, report in enumerate(everyone):
+            print(f"[rank {number}] {report['position']}, groups {report['groups']}, rows {report['rows']}")
     dist.barrier()
     dist.destroy_process_group()
 

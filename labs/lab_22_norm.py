@@ -63,7 +63,7 @@ def compare(name: str, row: Row, job: Job, cfg: Config) -> dict:
     wrong = wrong_norms(row)
     everyone = gather_on_rank_0(wrong)
     for what in wrong if everyone else ():
-        values = sorted({f"{one[what]:.4f}" for one in everyone})
+        values = sorted({f"{norms[what]:.4f}" for norms in everyone})
         print(f"    {what}: {', '.join(values)}")
     for what, value in wrong.items():
         if abs(value - expected.item()) < 1e-3:
@@ -106,11 +106,11 @@ def main(cfg: Config) -> None:
         for name, build in (("FSDP x TP", fsdp_tp), ("PP, 1F1B", pp_1f1b)):
             job = truths.job(name)
             results[name] = compare(name, build(job), job, cfg)
-        said = rows_of_their_own(truths, cfg)
-        print_on_rank_0(said)
+        difference = rows_of_their_own(truths, cfg)
+        print_on_rank_0(difference)
         error = torchs_clipping(group, cfg)
         print_on_rank_0(f"clip_grad_norm_, some parameters divided over dp, others over dp and tp: {error}")
-        record_results("lab_22_norm", {"norms": results, "rows": said, "error": error})
+        record_results("lab_22_norm", {"norms": results, "rows": difference, "error": error})
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def gradients_of(row: Row) -> dict[str, torch.Tensor]:
 
 
 def copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: local_of(one).detach().clone() for name, one in tensors}
+    return {name: local_of(tensor).detach().clone() for name, tensor in tensors}
 
 
 def finish_step(row: Row, loss: torch.Tensor) -> Step:
@@ -74,14 +74,14 @@ def global_norm(row: Row, job: Job) -> torch.Tensor:
 
 def found_traffic(job: Job, log: CommRecord) -> dict[str, dict[str, dict[str, float]]]:
     """{dimension: {collective: {"calls", "bytes" handed in, "by_rule": bytes to be sent}}} of a step."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    traffic: dict[str, dict[str, dict[str, float]]] = {}
     for call in log.calls:
-        of_dimension = found.setdefault(dimension(job, call), {})
+        of_dimension = traffic.setdefault(dimension(job, call), {})
         row = of_dimension.setdefault(call.op, {"calls": 0, "bytes": 0, "by_rule": 0.0})
         row["calls"] += 1
         row["bytes"] += call.bytes
         row["by_rule"] += call.by_rule
-    return found
+    return traffic
 
 
 def check_traffic(name: str, row: Row, found: dict) -> None:
@@ -101,11 +101,11 @@ def summed(traffic: Traffic) -> Traffic:
     """Over all ranks. Collective."""
     everyone: list[Traffic] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, traffic)
-    keys = {key for one in everyone for key in one}
+    keys = {key for theirs in everyone for key in theirs}
     total = {}
     for key in sorted(keys):
-        calls = sum(one[key][0] for one in everyone if key in one)
-        total[key] = (calls, sum(one[key][1] for one in everyone if key in one))
+        calls = sum(theirs[key][0] for theirs in everyone if key in theirs)
+        total[key] = (calls, sum(theirs[key][1] for theirs in everyone if key in theirs))
     return total
 
 
@@ -116,12 +116,12 @@ def in_words(traffic: Traffic) -> str:
 
 def check_keeps(name: str, row: Row, job: Job, memory: Memory) -> dict[str, int]:
     """Hold what is in store after a step against the formula."""
-    found = memory.by_kind()
+    stored = memory.by_kind()
     expected = row.keeps or keeps_of_parts(row, job)
     for kind, size in expected.items():
-        if found[kind] != size:
-            raise CourseError(f"{name}: {kind} of {found[kind]:,} bytes, expected {size:,}")
-    return {kind: found[kind] for kind in expected}
+        if stored[kind] != size:
+            raise CourseError(f"{name}: {kind} of {stored[kind]:,} bytes, expected {size:,}")
+    return {kind: stored[kind] for kind in expected}
 
 
 def keeps_of_parts(row: Row, job: Job) -> dict[str, int]:
@@ -251,7 +251,7 @@ def chosen(ranks: int, only: list[str]) -> dict[str, Build]:
 def bytes_of_a_number(group: Group, cfg: Config) -> dict[str, float]:
     """{kind of training: bytes that a rank has to send in a step, for each parameter}; types are mixed."""
     short, gpt = torch.bfloat16, replace(cfg.gpt, dtype=torch.float32)
-    tokens, labels = (one.to(group.device) for one in token_batch(gpt, 1, group.rank))
+    tokens, labels = (tensor.to(group.device) for tensor in token_batch(gpt, 1, group.rank))
     autocast = partial(torch.autocast, group.device.type, short)
 
     def sharded(policy: MixedPrecisionPolicy) -> GPT:

@@ -55,13 +55,13 @@ def main(cfg: Config) -> None:
 
         right = (group.rank + 1) % group.world_size
         there = workers[right]
-        found = call_in_three_ways(there)
+        answers = call_in_three_ways(there)
         expected = (right, [1.0 + group.rank] * 2, [7.0, 7.0])
-        if found != expected:
-            raise CourseError(f"three calls to {there} gave {found}, expected {expected}")
-        print_in_rank_order(f"rpc_sync to {there}: who() = {found[0]}")
-        print_in_rank_order(f"rpc_async to {there}: 1 + my rank = {found[1]}")
-        print_in_rank_order(f"remote: the tensor lay on {there}, fetched it is {found[2]}")
+        if answers != expected:
+            raise CourseError(f"three calls to {there} gave {answers}, expected {expected}")
+        print_in_rank_order(f"rpc_sync to {there}: who() = {answers[0]}")
+        print_in_rank_order(f"rpc_async to {there}: 1 + my rank = {answers[1]}")
+        print_in_rank_order(f"remote: the tensor lay on {there}, fetched it is {answers[2]}")
 
         if group.rank == 0:
             calls = [rpc.rpc_async(there, sit_down) for _ in range(cfg.guests)]

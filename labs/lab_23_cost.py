@@ -92,23 +92,23 @@ def measure(way: Callable, there: str, indices: torch.Tensor, cfg: Config) -> di
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2, timeout_s=120) as group, rpc_workers(group, tcp_only=True) as workers:
-        found = {}
+        costs = {}
         if group.rank == 0:
             indices = torch.randperm(len(TABLE))[: cfg.rows].clone()
             for way in (one_by_one, as_views, all_under_way, one_batch):
                 name = way.__name__.replace("_", " ")
-                found[name] = measure(way, workers[1], indices, cfg)
+                costs[name] = measure(way, workers[1], indices, cfg)
                 line = (
-                    f"{name:13} {found[name]['calls']:3} calls, {found[name]['payload']:,} bytes of payload"
+                    f"{name:13} {costs[name]['calls']:3} calls, {costs[name]['payload']:,} bytes of payload"
                 )
-                if found[name]["bytes"] is not None:
-                    line += f", on the wire {found[name]['bytes'] / found[name]['payload']:.3f} times that"
+                if costs[name]["bytes"] is not None:
+                    line += f", on the wire {costs[name]['bytes'] / costs[name]['payload']:.3f} times that"
                 print(line)
-            for name, one in found.items():
+            for name, cost in costs.items():
                 expected = 1 if name == "one batch" else cfg.rows
-                if one["calls"] != expected:
-                    raise CourseError(f"{name}: {one['calls']} calls were counted, expected {expected}")
-        record_results("lab_23_cost", found)
+                if cost["calls"] != expected:
+                    raise CourseError(f"{name}: {cost['calls']} calls were counted, expected {expected}")
+        record_results("lab_23_cost", costs)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def judge(server: ParameterServer, trainers: int, cfg: Config) -> dict:
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2, timeout_s=60) as group, rpc_workers(group, timeout_s=60) as workers:
-        found = {}
+        results = {}
         trainers = len(workers) - 1
         if group.rank == 0:  # the others have nothing to do but to be called
             torch.futures.wait_all([rpc.rpc_async(name, prepare) for name in workers])
@@ -148,12 +148,12 @@ def main(cfg: Config) -> None:
             counts = torch.futures.wait_all(calls)
             print(f"updates by trainer: {counts}")
             for trainer, count in enumerate(counts, start=1):
-                numbers = [number for one, number, _ in server.log if one == trainer]
+                numbers = [number for sender, number, _ in server.log if sender == trainer]
                 assert numbers == list(range(trainer - 1, cfg.updates, trainers))
                 assert len(numbers) == count
-            found = judge(server, trainers, cfg)
+            results = judge(server, trainers, cfg)
         print_on_rank_0(f"worker0 served, {', '.join(workers[1:])} trained")
-        record_results("lab_23_parameter_server", found)
+        record_results("lab_23_parameter_server", results)
 
 
 if __name__ == "__main__":

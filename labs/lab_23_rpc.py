@@ -45,12 +45,12 @@ def call_in_three_ways(there: str) -> tuple[int, list[float], list[float]]:
 def main() -> None:
     workers = start_worker()
     right = (who() + 1) % len(workers)
-    found = call_in_three_ways(workers[right])
-    assert found == (right, [1.0 + who(), 1.0 + who()], [7.0, 7.0]), found
+    answers = call_in_three_ways(workers[right])
+    assert answers == (right, [1.0 + who(), 1.0 + who()], [7.0, 7.0]), answers
     assert not dist.is_initialized()  # init_rpc has made no default process group
     if who() == 0:
         print(f"workers: {', '.join(workers)}")
-        print(f"worker0 called {workers[right]} three times and got {found}")
+        print(f"worker0 called {workers[right]} three times and got {answers}")
     rpc.shutdown()  # waits for all workers, and until no call is under way
 
 

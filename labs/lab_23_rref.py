@@ -87,10 +87,10 @@ def use(owner: str, keeper: str, cfg: Config) -> list[tuple[str, int]]:
 def wait_for(count: int, owner: str, cfg: Config) -> int:
     """Ask the owner until ``count`` tables are alive there: that nobody needs one arrives as a message."""
     end = time.monotonic() + cfg.patience_s
-    while (found := rpc.rpc_sync(owner, alive)) != count:
+    while (current := rpc.rpc_sync(owner, alive)) != count:
         if time.monotonic() > end:
-            raise CourseError(f"{found} tables are alive on {owner}, expected {count}")
-    return found
+            raise CourseError(f"{current} tables are alive on {owner}, expected {count}")
+    return current
 
 
 def main(cfg: Config) -> None:

@@ -28,8 +28,8 @@ def forward(module: rpc.RRef, x: torch.Tensor) -> torch.Tensor:
 
 def gradients(module: rpc.RRef, context_id: int) -> dict[str, torch.Tensor]:
     """{name of the parameter: its gradient in this context}. To be called on the module's owner."""
-    found = dist_autograd.get_gradients(context_id)
-    return {name: found[parameter] for name, parameter in module.local_value().named_parameters()}
+    by_parameter = dist_autograd.get_gradients(context_id)
+    return {name: by_parameter[parameter] for name, parameter in module.local_value().named_parameters()}
 
 
 def backward(context_id: int, front: nn.Module, head: rpc.RRef, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -53,8 +53,8 @@ def compare(there: str) -> None:
 
     alone = nn.Sequential(build(64, 16, seed=1), build(16, 10, seed=2))
     F.cross_entropy(alone(x), y).backward()
-    for found, expected in zip([*ours.values(), *theirs.values()], alone.parameters(), strict=True):
-        assert torch.allclose(found, expected.grad, rtol=0, atol=1e-12)
+    for gradient, expected in zip([*ours.values(), *theirs.values()], alone.parameters(), strict=True):
+        assert torch.allclose(gradient, expected.grad, rtol=0, atol=1e-12)
     print(
         f"loss {loss:.4f}; {len(ours)} gradients here and {len(theirs)} on {there} are those of one process"
     )

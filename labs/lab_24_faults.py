@@ -38,8 +38,8 @@ def forward(module: rpc.RRef, x: torch.Tensor) -> torch.Tensor:
 
 def gradients(module: rpc.RRef, context_id: int) -> int:
     """How many of the module's parameters have a gradient in a context. Runs on the module's owner."""
-    found = dist_autograd.get_gradients(context_id)
-    return sum(parameter in found for parameter in module.local_value().parameters())
+    by_parameter = dist_autograd.get_gradients(context_id)
+    return sum(parameter in by_parameter for parameter in module.local_value().parameters())
 
 
 def plain_gradients(module: rpc.RRef) -> int:
@@ -114,7 +114,7 @@ class Faults:
 
     def the_first_async_call_of_a_reference(self) -> str:
         """Its method is looked up first, and a thread that has no context makes the call."""
-        found = []
+        counts = []
         for how in (self.through_the_reference, self.through_the_owner):
             fresh = rpc.remote(self.back.owner(), layer, args=(2,))  # nobody has called it yet
             with dist_autograd.context() as context_id:
@@ -122,9 +122,9 @@ class Faults:
                 dist_autograd.backward(context_id, [y.square().mean()])
                 gradients_here = dist_autograd.get_gradients(context_id)
                 here = sum(parameter in gradients_here for parameter in self.front.parameters())
-                found.append((here, rpc.rpc_sync(fresh.owner(), gradients, args=(fresh, context_id))))
-        if found != [(0, 0), (2, 2)]:
-            raise CourseError(f"gradients here and there: {found[0]}, with rpc.rpc_async {found[1]}")
+                counts.append((here, rpc.rpc_sync(fresh.owner(), gradients, args=(fresh, context_id))))
+        if counts != [(0, 0), (2, 2)]:
+            raise CourseError(f"gradients here and there: {counts[0]}, with rpc.rpc_async {counts[1]}")
         return "no error; parameters with a gradient: 0 here, 0 there; with rpc.rpc_async 2 here, 2 there"
 
     def through_the_reference(self, module: rpc.RRef, x: torch.Tensor) -> torch.futures.Future:

@@ -88,11 +88,11 @@ def main(cfg: Config) -> None:
             ends_there = rpc.rpc_sync(owner, graph_ends, args=(context_id,))
             dist.barrier()
 
-        found = {f"front.{name}": gradient for name, gradient in mine.items()}
-        found |= {f"head.{name}": gradient for name, gradient in theirs.items()}
+        ours = {f"front.{name}": gradient for name, gradient in mine.items()}
+        ours |= {f"head.{name}": gradient for name, gradient in theirs.items()}
         expected = reference(group.rank, cfg)
-        assert sorted(found) == sorted(expected)
-        largest = max(assert_equal(name, found[name], expected[name], cfg.tolerance) for name in expected)
+        assert sorted(ours) == sorted(expected)
+        largest = max(assert_equal(name, ours[name], expected[name], cfg.tolerance) for name in expected)
         total = theirs["0.weight"].abs().sum()
         print_in_rank_order(
             f"loss {loss:.4f}, sum |gradient| of the head {total:.4f}; "

@@ -52,7 +52,7 @@ def diagnose(traces: list[Trace]) -> tuple[str, tuple[int, ...]]:
             if rank in ranks:
                 others = [own[number] for other, own in enumerate(steps) if other != rank]
                 for part in OWN:
-                    more[part] += steps[rank][number][part] - median(one[part] for one in others)
+                    more[part] += steps[rank][number][part] - median(step[part] for step in others)
         return max(more, key=more.__getitem__), ranks
     seconds = {}
     for part in (*OWN, TRANSFER):

@@ -163,10 +163,10 @@ def collections(by_hand: bool, cfg: Config, group: Group) -> list[int]:
 
 def collector(cfg: Config, group: Group) -> dict:
     """When the ranks collect garbage, left alone and by hand, and what ``gc.freeze`` does. Collective."""
-    found = {}
+    results = {}
     for way, by_hand in (("by itself", False), ("by hand", True)):
         ranks = gather_on_rank_0(collections(by_hand, cfg, group))
-        found[way] = ranks
+        results[way] = ranks
         if ranks and by_hand and ranks != [list(range(0, cfg.gc_steps, cfg.gc_every))] * group.world_size:
             raise CourseError(f"by hand, all ranks were to collect in the same steps: {ranks}")
         if ranks and not by_hand and ranks[0] == ranks[1]:
@@ -180,7 +180,7 @@ def collector(cfg: Config, group: Group) -> dict:
         raise CourseError(f"gc.freeze: of {before:,} objects {after:,} are left to look at")
     print_on_rank_0("gc.freeze: less than a tenth of all objects is left for a collection to look at")
     gc.unfreeze()
-    return found
+    return results
 
 
 def main(cfg: Config) -> None:

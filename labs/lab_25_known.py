@@ -117,8 +117,8 @@ def check_one_step() -> None:
         IDLE: 5,
         OVERLAP: 25,
     }
-    (found,) = parts(read(trace_of(0, spans)), [(0.040, 0.075)])
-    expect("a step of a CPU", rounded(found), wanted)
+    (step,) = parts(read(trace_of(0, spans)), [(0.040, 0.075)])
+    expect("a step of a CPU", rounded(step), wanted)
     spans = [
         (STEP, 0, 100),
         (DATA, 0, 30),
@@ -137,8 +137,8 @@ def check_one_step() -> None:
         IDLE: 20,
         OVERLAP: 10,
     }
-    (found,) = parts(read(trace_of(0, spans, on_gpu=True)), [])
-    expect("a step of a GPU", rounded(found), wanted)
+    (step,) = parts(read(trace_of(0, spans, on_gpu=True)), [])
+    expect("a step of a GPU", rounded(step), wanted)
     print("one step, added up by hand: each part is right, for a CPU and for a GPU")
 
 
@@ -166,8 +166,8 @@ def check_random_steps(count: int) -> None:
                 step[WAITING if moment >= waiting[0] else TRANSFER] += 1
             else:
                 step[IDLE] += 1
-        found = parts(read(trace_of(0, spans)), [(waiting[0] / 1e3, waiting[1] / 1e3)])
-        expect(f"random steps {spans}", [rounded(one) for one in found], wanted)
+        steps = parts(read(trace_of(0, spans)), [(waiting[0] / 1e3, waiting[1] / 1e3)])
+        expect(f"random steps {spans}", [rounded(seconds) for seconds in steps], wanted)
     print(f"{count} random traces, counted millisecond by millisecond: each part is right")
 
 
@@ -206,7 +206,7 @@ def slow_run(own: list, transfer: float, clocks: list[float], steps: int = 4) ->
     spans: list[list[tuple[str, float, float]]] = [[] for _ in own]
     begin = 1000.0
     for step in range(steps):
-        now_own = [one(step) if callable(one) else one for one in own]
+        now_own = [work(step) if callable(work) else work for work in own]
         end = begin + max(sum(parts_of_rank.values()) for parts_of_rank in now_own) + transfer
         for rank, parts_of_rank in enumerate(now_own):
             now = begin
@@ -226,11 +226,13 @@ def check_ranks() -> None:
     traces = [read(trace) for trace in slow_run(own, 20.0, clocks=[0.0, 2500.0, -300.0])]
     shifts = clock_shifts(traces, collectives(traces))
     expect("shifts of the clocks", [round(1e3 * shift, 6) for shift in shifts], [0, -2500, 300])
-    found = [(rank, round(1e3 * wait, 6)) for rank, wait in last_to_come(traces)]
-    expect("who comes last", found, [(1, 80)] * 4)
-    seconds = [rounded(parts(trace, one)[0]) for trace, one in zip(traces, waits(traces), strict=True)]
-    expect("waiting", [one[WAITING] for one in seconds], [80, 0, 75])
-    expect("transfer", [one[TRANSFER] for one in seconds], [20, 20, 20])
+    last = [(rank, round(1e3 * wait, 6)) for rank, wait in last_to_come(traces)]
+    expect("who comes last", last, [(1, 80)] * 4)
+    seconds = [
+        rounded(parts(trace, waiting)[0]) for trace, waiting in zip(traces, waits(traces), strict=True)
+    ]
+    expect("waiting", [step[WAITING] for step in seconds], [80, 0, 75])
+    expect("transfer", [step[TRANSFER] for step in seconds], [20, 20, 20])
     print("rank 1 comes 80 ms late: the others wait 80 and 75 ms, and the transfer takes 20 ms on all;")
     print("  clocks that are 2.5 s apart change nothing")
 
@@ -247,11 +249,13 @@ def check_groups() -> None:
         read(trace_of(1, second, on_gpu=True, groups=2, numbers=numbers[1], clock_ms=500)),
     ]
     pairs = [
-        [round(1e3 * (event.end - event.start)) for event in one.values()] for one in collectives(traces)
+        [round(1e3 * (event.end - event.start)) for event in call.values()] for call in collectives(traces)
     ]
     expect("pairs of two groups", pairs, [[40, 5], [48, 25]])
-    seconds = [rounded(parts(trace, one)[0]) for trace, one in zip(traces, waits(traces), strict=True)]
-    expect("two groups: waiting", [one[WAITING] for one in seconds], [25, 0])
+    seconds = [
+        rounded(parts(trace, waiting)[0]) for trace, waiting in zip(traces, waits(traces), strict=True)
+    ]
+    expect("two groups: waiting", [step[WAITING] for step in seconds], [25, 0])
 
     try:
         read(trace_of(0, first, groups=2))

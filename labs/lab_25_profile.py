@@ -70,7 +70,7 @@ def read_trace(path: Path) -> dict[str, list[dict]]:
     trace = json.loads(path.read_text())
     assert trace["distributedInfo"]["rank"] == dist.get_rank()
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]  # with a start and a duration
-    found: dict[str, list[dict]] = {
+    events: dict[str, list[dict]] = {
         "steps": [],
         "data": [],
         "ours": [],
@@ -78,21 +78,21 @@ def read_trace(path: Path) -> dict[str, list[dict]]:
         "operations": [],
         "kernels": [],
     }
-    for event in sorted(spans, key=lambda one: one["ts"]):
+    for event in sorted(spans, key=lambda event: event["ts"]):
         name, kind = event["name"], event["cat"]
         if kind == "cpu_op":
-            found["operations"].append(event)
+            events["operations"].append(event)
         elif kind == "kernel":
-            found["kernels"].append(event)
+            events["kernels"].append(event)
         elif kind == "user_annotation" and name.startswith("ProfilerStep#"):
-            found["steps"].append(event)
+            events["steps"].append(event)
         elif kind == "user_annotation" and name.startswith("enumerate(DataLoader)#"):
-            found["data"].append(event)
+            events["data"].append(event)
         elif kind == "user_annotation" and name.startswith(("gloo:", "nccl:")):
-            found["communication"].append(event)
+            events["communication"].append(event)
         elif kind == "user_annotation" and name in ("forward", "backward"):
-            found["ours"].append(event)
-    return found
+            events["ours"].append(event)
+    return events
 
 
 def numbers_in(event: dict) -> int | None:
@@ -112,21 +112,21 @@ def check(found: dict[str, list[dict]], ddp: nn.Module) -> str:
     sizes: list[int | None] = []
     for step in found["steps"]:
         end = step["ts"] + step["dur"]
-        started = [one for one in found["operations"] if step["ts"] <= one["ts"] < end]
-        sizes = [numbers_in(one) for one in started if one["name"] == "c10d::allreduce_"]
+        started = [event for event in found["operations"] if step["ts"] <= event["ts"] < end]
+        sizes = [numbers_in(event) for event in started if event["name"] == "c10d::allreduce_"]
         if None not in sizes:
             assert sum(sizes) == wanted, f"all-reduced {sum(sizes)} numbers, the model has {wanted}"
     count = len(found["communication"])
     assert count == ACTIVE * len(sizes), f"{count} all-reduces in the trace, {len(sizes)} started in a step"
     if not found["kernels"]:  # a CPU: gloo works on two threads of its own
-        threads = {one["tid"] for one in found["communication"]}
+        threads = {event["tid"] for event in found["communication"]}
         assert python_thread not in threads, "gloo works on Python's thread"
         assert len(threads) <= 2, f"gloo works on {len(threads)} threads"
-    names = {one["name"] for one in found["operations"]}
+    names = {event["name"] for event in found["operations"]}
     assert {"aten::addmm", "aten::tanh_backward", "c10d::allreduce_"} <= names, "operations are missing"
     lines = [
         f"{'data':14} {found['data'][0]['name']}",
-        f"{'our own names':14} {', '.join(sorted({one['name'] for one in found['ours']}))}",
+        f"{'our own names':14} {', '.join(sorted({event['name'] for event in found['ours']}))}",
         f"{'compute':14} operations such as aten::addmm and aten::tanh_backward",
         f"{'communication':14} {len(sizes)} x {found['communication'][0]['name']}, {sizes} numbers",
     ]
@@ -155,10 +155,10 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank{dist.get_rank()}.json"
         ddp = record_trace(path, device)
-        said = check(read_trace(path), ddp)
+        summary = check(read_trace(path), ddp)
     dist.barrier()
     if dist.get_rank() == 0:
-        print(f"{ACTIVE} steps on each of {dist.get_world_size()} ranks; in each step:\n{said}")
+        print(f"{ACTIVE} steps on each of {dist.get_world_size()} ranks; in each step:\n{summary}")
     dist.destroy_process_group()
 
 

@@ -111,7 +111,7 @@ def read(trace: dict) -> Trace:
     on_gpu = any(event.get("cat") == "kernel" for event in spans)
     numbers = Numbers(trace["distributedInfo"].get("pg_count", 1))
     steps, events = [], []
-    for event in sorted(spans, key=lambda one: one["ts"]):
+    for event in sorted(spans, key=lambda event: event["ts"]):
         start, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
         if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#"):
             steps.append((start, end))
@@ -137,29 +137,29 @@ def read_folder(folder: Path) -> list[Trace]:
 
 def merged(spans: Spans) -> Spans:
     """The same moments as spans that do not overlap: operations lie within each other."""
-    found: Spans = []
+    joined: Spans = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def common(ones: Spans, others: Spans) -> Spans:
     """What lies in both. Each list is merged, and read once."""
-    found = []
+    overlaps = []
     i = j = 0
     while i < len(ones) and j < len(others):
         start = max(ones[i][0], others[j][0])
         end = min(ones[i][1], others[j][1])
         if start < end:
-            found.append((start, end))
+            overlaps.append((start, end))
         if ones[i][1] < others[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return overlaps
 
 
 def without(ones: Spans, others: Spans) -> Spans:
@@ -172,13 +172,13 @@ def without(ones: Spans, others: Spans) -> Spans:
 def seconds_by_step(steps: Spans, spans: Spans) -> list[float]:
     """How long ``spans``, which are merged, last within each step."""
     starts = [start for start, _ in steps]
-    found = [0.0] * len(steps)
+    seconds = [0.0] * len(steps)
     for start, end in common(merged(steps), spans):
         step = bisect_left(starts, end) - 1
         while step >= 0 and steps[step][1] > start:  # steps without a gap between them are one span here
-            found[step] += min(end, steps[step][1]) - max(start, steps[step][0])
+            seconds[step] += min(end, steps[step][1]) - max(start, steps[step][0])
             step -= 1
-    return found
+    return seconds
 
 
 def parts(trace: Trace, waiting: Spans) -> list[dict[str, float]]:
@@ -234,7 +234,7 @@ def collectives(traces: list[Trace]) -> list[Collective]:
             if event.key is not None:
                 by_key.setdefault(event.key, {})[trace.rank] = event
                 members.setdefault(event.key[0], set()).add(trace.rank)
-    found = []
+    calls = []
     for (group, number, _), events in by_key.items():
         name = next(iter(events.values())).name
         if len(events) < len(members[group]) and not name.startswith("nccl"):
@@ -244,8 +244,8 @@ def collectives(traces: list[Trace]) -> list[Collective]:
         flat = name.lower().replace("_", "")
         together = any(op in flat for op in END_TOGETHER)
         if together and events.keys() == members[group] and len(events) > 1:
-            found.append(events)
-    return found
+            calls.append(events)
+    return calls
 
 
 def clock_shifts(traces: list[Trace], calls: list[Collective]) -> list[float]:
@@ -298,15 +298,15 @@ def last_to_come(traces: list[Trace]) -> list[tuple[int, float]]:
     calls = collectives(traces)
     shifts = clock_shifts(traces, calls)
     starts = [start for start, _ in traces[0].steps]
-    found = [(0, 0.0)] * len(starts)
+    longest = [(0, 0.0)] * len(starts)
     for events in calls:
         entered = {rank: event.start + shifts[rank] for rank, event in events.items()}
         last = max(entered, key=entered.__getitem__)
         wait = entered[last] - min(entered.values())
         step = bisect_left(starts, min(event.end + shifts[rank] for rank, event in events.items())) - 1
-        if step >= 0 and entered[last] < traces[0].steps[step][1] and wait > found[step][1]:
-            found[step] = (last, wait)
-    return found
+        if step >= 0 and entered[last] < traces[0].steps[step][1] and wait > longest[step][1]:
+            longest[step] = (last, wait)
+    return longest
 
 
 def table(traces: list[Trace]) -> str:

@@ -162,7 +162,7 @@ def traced(part: str, late: Late, path: Path, cfg: Config, group: Group) -> None
 def moved(trace: Trace, seconds: float) -> Trace:
     """The trace as a clock would have written it that is ahead by ``seconds``."""
     steps = [(start + seconds, end + seconds) for start, end in trace.steps]
-    events = [replace(one, start=one.start + seconds, end=one.end + seconds) for one in trace.events]
+    events = [replace(event, start=event.start + seconds, end=event.end + seconds) for event in trace.events]
     return replace(trace, steps=steps, events=events)
 
 
@@ -177,13 +177,13 @@ def check(part: str, late: list[int], traces: list[Trace], cfg: Config) -> None:
     """
     wanted = (part, tuple(sorted(set(late))))
     name = f"{part} on ranks {wanted[1]}"
-    found = diagnose(traces)
-    if found != wanted:
-        raise CourseError(f"{name}: the tree says {found}, late are {last_to_come(traces)}")
+    blame = diagnose(traces)
+    if blame != wanted:
+        raise CourseError(f"{name}: the tree says {blame}, late are {last_to_come(traces)}")
     ahead = [moved(trace, 3.0 * trace.rank) for trace in traces]
     before, after = (clock_shifts(ones, collectives(ones)) for ones in (traces, ahead))
     clocks = [b - a for a, b in zip(before, after, strict=True)]
-    if diagnose(ahead) != found or [round(shift, 3) for shift in clocks] != [-3 * t.rank for t in traces]:
+    if diagnose(ahead) != blame or [round(shift, 3) for shift in clocks] != [-3 * t.rank for t in traces]:
         raise CourseError(f"{name}: with other clocks the tree says {diagnose(ahead)}, shifts are {clocks}")
     waited = 0
     calls = collectives(traces)
@@ -202,7 +202,7 @@ def check_overlap(name: str, traces: list[Trace], late: list[int]) -> None:
     for trace, waiting in zip(traces, waits(traces), strict=True):
         for step in trace.steps:
             launches = common([step], trace.spans(LAUNCH))
-            layers = [(one.start, one.end) for one in trace.events if one.name == "WorkBackward"]
+            layers = [(event.start, event.end) for event in trace.events if event.name == "WorkBackward"]
             backward = common([step], layers)
             if not launches[0][0] < backward[-1][0] < launches[-1][0]:  # all on one thread: an order, no race
                 raise CourseError(f"{name}: rank {trace.rank} hands over its buckets after backward")
@@ -219,7 +219,7 @@ def timeline(traces: list[Trace], shortest_s: float = 2e-3) -> list[dict[str, li
     shifts = clock_shifts(traces, collectives(traces))
     begin = min(trace.steps[1][0] + shift for trace, shift in zip(traces, shifts, strict=True))
     end = min(trace.steps[2][1] + shift for trace, shift in zip(traces, shifts, strict=True))
-    found = []
+    by_rank = []
     for trace, shift in zip(traces, shifts, strict=True):
         spans = {}
         for part in (EVALUATION, DATA, COMPUTE, COMMUNICATION):
@@ -230,8 +230,8 @@ def timeline(traces: list[Trace], shortest_s: float = 2e-3) -> list[dict[str, li
         kept = {}
         for part, ones in spans.items():
             kept[part] = [(a - begin, b - begin) for a, b in ones if b - a > shortest_s]
-        found.append(kept)
-    return found
+        by_rank.append(kept)
+    return by_rank
 
 
 def main(cfg: Config) -> None:

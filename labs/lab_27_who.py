@@ -30,20 +30,20 @@ def places() -> list[dict]:
 
 def problems(everyone: list[dict]) -> list[str]:
     """What is wrong with the places: each machine has one number and one name, its ranks count from 0."""
-    found = []
-    machines = sorted({one["GROUP_RANK"] for one in everyone})
+    wrong = []
+    machines = sorted({place["GROUP_RANK"] for place in everyone})
     if machines != list(range(everyone[0]["GROUP_WORLD_SIZE"])):
-        found.append(f"the numbers of the machines are {machines}")
+        wrong.append(f"the numbers of the machines are {machines}")
     for machine in machines:
-        ranks = [one for one in everyone if one["GROUP_RANK"] == machine]
-        names = {one["name"] for one in ranks}
+        ranks = [place for place in everyone if place["GROUP_RANK"] == machine]
+        names = {place["name"] for place in ranks}
         if len(names) != 1:
-            found.append(f"machine {machine} has several names: {names}")
-        if [one["LOCAL_RANK"] for one in ranks] != list(range(ranks[0]["LOCAL_WORLD_SIZE"])):
-            found.append(f"machine {machine}: its ranks do not count from 0")
-    if len({one["name"] for one in everyone}) < len(machines):
-        found.append("two agents run on one machine: was this what you wanted?")
-    return found
+            wrong.append(f"machine {machine} has several names: {names}")
+        if [place["LOCAL_RANK"] for place in ranks] != list(range(ranks[0]["LOCAL_WORLD_SIZE"])):
+            wrong.append(f"machine {machine}: its ranks do not count from 0")
+    if len({place["name"] for place in everyone}) < len(machines):
+        wrong.append("two agents run on one machine: was this what you wanted?")
+    return wrong
 
 
 def gigabits_per_second(device: torch.device) -> float:
@@ -87,12 +87,12 @@ def main() -> None:
     assert x.item() == expected, f"the sum of all ranks is {x.item():g}, expected {expected:g}"
     speed = gigabits_per_second(device)
     if rank == 0:
-        for number, one in enumerate(everyone):
-            print(f"rank {number}: local rank {one['LOCAL_RANK']} on machine {one['GROUP_RANK']}")
+        for number, place in enumerate(everyone):
+            print(f"rank {number}: local rank {place['LOCAL_RANK']} on machine {place['GROUP_RANK']}")
         print(f"{world_size} ranks, machines: {everyone[0]['GROUP_WORLD_SIZE']}, the sum is right")
         print(f"in a large all-reduce {speed:.2f} Gbit/s leave each rank")
-    found = problems(everyone)
-    assert not found, "; ".join(found)
+    wrong = problems(everyone)
+    assert not wrong, "; ".join(wrong)
 
     dist.barrier()  # no rank leaves while another one still talks to it
     dist.destroy_process_group()

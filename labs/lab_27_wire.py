@@ -79,15 +79,15 @@ def fit(sizes: Sequence[int], times: Sequence[float]) -> Wire:
 def all_reduces(group: dist.ProcessGroup, sizes: Sequence[int], repeats: int) -> dict:
     """{"seconds": best of each size, "sent", "again": bytes of one all-reduce of each}, on this rank."""
     n = dist.get_world_size(group)
-    found: dict[str, list] = {"seconds": [], "sent": [], "again": []}
+    measured: dict[str, list] = {"seconds": [], "sent": [], "again": []}
     for size in sizes:
         x = torch.ones(size // 4)
         dist.barrier(group)
         before, again = sent(), sent_again()
         dist.all_reduce(x, group=group)
         dist.barrier(group)
-        found["sent"].append(sent() - before)
-        found["again"].append(sent_again() - again)
+        measured["sent"].append(sent() - before)
+        measured["again"].append(sent_again() - again)
         if x.min() != n or x.max() != n:
             raise CourseError(f"the sum of {n} ones is {x.min()} to {x.max()}")
         seconds = []
@@ -96,8 +96,8 @@ def all_reduces(group: dist.ProcessGroup, sizes: Sequence[int], repeats: int) ->
             start = time.perf_counter()
             dist.all_reduce(x, group=group)
             seconds.append(time.perf_counter() - start)
-        found["seconds"].append(min(seconds))
-    return found
+        measured["seconds"].append(min(seconds))
+    return measured
 
 
 class ComputesLong(torch.autograd.Function):
@@ -143,19 +143,19 @@ def ddp_step(group: dist.ProcessGroup, compute_s: float, bucket_mib: int, cfg: C
 
 def measure(cfg: Config) -> dict:
     """What a rank does on one kind of wire: all-reduces on more and more hosts, then DDP on the first two."""
-    found: dict[str, Any] = {"overlapped": [], "at the end": []}
+    measured: dict[str, Any] = {"overlapped": [], "at the end": []}
     for n in cfg.hosts:
         group = dist.new_group(list(range(n)))
         if dist.get_rank() < n:
-            found[f"all-reduce {n}"] = all_reduces(group, cfg.sizes, cfg.repeats)
+            measured[f"all-reduce {n}"] = all_reduces(group, cfg.sizes, cfg.repeats)
         dist.barrier()
     pair = dist.new_group([0, 1])
     if dist.get_rank() in (0, 1):
         for compute_s in cfg.compute_s:
-            found["overlapped"].append(ddp_step(pair, compute_s, 1, cfg))  # a bucket for each layer
-            found["at the end"].append(ddp_step(pair, compute_s, 2 * cfg.layers, cfg))  # one bucket
+            measured["overlapped"].append(ddp_step(pair, compute_s, 1, cfg))  # a bucket for each layer
+            measured["at the end"].append(ddp_step(pair, compute_s, 2 * cfg.layers, cfg))  # one bucket
     dist.barrier()
-    return found
+    return measured
 
 
 # --- The claims ---
@@ -178,8 +178,8 @@ def assert_not_too_fast(what: str, seconds: float, size: float, wire: tuple[int,
 def check(told: list[dict], wire: tuple[int, int], cfg: Config) -> None:
     for n in cfg.hosts:
         for rank in range(n):
-            one = told[rank][f"all-reduce {n}"]
-            measured = (one["seconds"], one["sent"], one["again"])
+            result = told[rank][f"all-reduce {n}"]
+            measured = (result["seconds"], result["sent"], result["again"])
             for size, seconds, out, again in zip(cfg.sizes, *measured, strict=True):
                 what = f"all-reduce of {size:,} bytes on {n} hosts, rank {rank}"
                 assert_bytes(what, out, ring_bytes(size, n), again, cfg)
@@ -188,9 +188,9 @@ def check(told: list[dict], wire: tuple[int, int], cfg: Config) -> None:
     for rank in (0, 1):
         for way in ("overlapped", "at the end"):
             what = f"DDP's step, {way}, rank {rank}"
-            for one in told[rank][way]:
-                assert_bytes(what, one["sent"], ring_bytes(gradients, 2), one["again"], cfg)
-                assert_not_too_fast(what, one["seconds"], ring_bytes(gradients, 2), wire, cfg)
+            for result in told[rank][way]:
+                assert_bytes(what, result["sent"], ring_bytes(gradients, 2), result["again"], cfg)
+                assert_not_too_fast(what, result["seconds"], ring_bytes(gradients, 2), wire, cfg)
 
 
 def summary(told: list[dict], name: str, cfg: Config) -> dict:
@@ -241,9 +241,9 @@ def assert_fit() -> None:
     """The fit finds an alpha and a beta that are known."""
     known = Wire(1e-3, 8e-8)
     sizes = [KIB, MIB, 4 * MIB]
-    found = fit(sizes, [known.ring(size, 2) for size in sizes])
-    if not np.allclose([found.alpha, found.beta], [known.alpha, known.beta]):
-        raise CourseError(f"the fit finds {found} for {known}")
+    fitted = fit(sizes, [known.ring(size, 2) for size in sizes])
+    if not np.allclose([fitted.alpha, fitted.beta], [known.alpha, known.beta]):
+        raise CourseError(f"the fit finds {fitted} for {known}")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # also regist
 from shared.comm.record import record
 from shared.planner import Layout, memory_of, model_named, traffic_of
 from shared.planner.stack import FSDP2
+from shared.runtime.children import Child
 from shared.runtime.errors import CourseError, InputError
-from shared.runtime.processes import Child
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 
@@ -65,31 +65,31 @@ def as_rank(layout: Layout, rank: int, cfg: script.Config) -> dict:
         with record() as log:
             script.forward_and_backward(schedule, mesh, rows[:, :-1], rows[:, 1:])
         optimizer.step()
-    found = {
+    counted = {
         "position": {name: mesh.get_local_rank(name) for name in sizes},
         "traffic": found_traffic(log, mesh),
         "held": held_bytes(stages.values(), optimizer),
     }
     dist.destroy_process_group()
-    return found
+    return counted
 
 
 def check(rank: int, ranks: int, cfg: script.Config) -> str:
     """Hold a rank against the plan; what it counted, as JSON."""
     layout = layout_of(PIPELINE, ranks // (PIPELINE * TENSOR), TENSOR, cfg, replace(FSDP2, per_tensor=4))
     model = model_of(cfg)
-    found = as_rank(layout, rank, cfg)
+    counted = as_rank(layout, rank, cfg)
     what = f"rank {rank} of {ranks}"
     sequences = layout.dp * cfg.micro_batches
     position = layout.position(rank)
-    assert_planned(what, found["position"], {name: position[name] for name in found["position"]})
-    assert_planned(what, found["traffic"], traffic_of(model, layout, sequences, position))
-    assert_planned(what, found["held"], planned_bytes(model, layout, sequences, rank))
-    found["traffic"] = {" ".join(key): counts for key, counts in sorted(found["traffic"].items())}
-    found["whole units"] = memory_of(model, layout, sequences, position).gathered
-    found["CPU seconds"] = time.process_time()
-    found["bytes of its process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return json.dumps({"rank": rank, "ranks": ranks, **found})
+    assert_planned(what, counted["position"], {name: position[name] for name in counted["position"]})
+    assert_planned(what, counted["traffic"], traffic_of(model, layout, sequences, position))
+    assert_planned(what, counted["held"], planned_bytes(model, layout, sequences, rank))
+    counted["traffic"] = {" ".join(key): counts for key, counts in sorted(counted["traffic"].items())}
+    counted["whole units"] = memory_of(model, layout, sequences, position).gathered
+    counted["CPU seconds"] = time.process_time()
+    counted["bytes of its process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return json.dumps({"rank": rank, "ranks": ranks, **counted})
 
 
 def report(found: dict) -> None:
@@ -127,10 +127,10 @@ def main(texts: list[str], cfg: script.Config) -> None:
     children = [Child(check, rank, ranks, cfg) for rank, ranks in places]
     results = []
     for child in children:
-        said, _ = child.outcome(LIMIT_S)
-        if not said.startswith("{"):
-            raise CourseError(said.removeprefix("CourseError: "))
-        results.append(json.loads(said))
+        answer, _ = child.outcome(LIMIT_S)
+        if not answer.startswith("{"):
+            raise CourseError(answer.removeprefix("CourseError: "))
+        results.append(json.loads(answer))
         report(results[-1])
     record_results("lab_28_any_rank", {"places": results})
 

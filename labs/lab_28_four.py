@@ -54,12 +54,12 @@ def layout_of(pp: int, dp: int, tp: int, cfg: script.Config, numbers: Numbers) -
 
 def meshes_for(ranks: int) -> list[tuple[int, int, int]]:
     """All (pp, dp, tp) of so many ranks with at most two for pp and two for tp."""
-    found = []
+    meshes = []
     for pp in (1, 2):
         for tp in (1, 2):
             if ranks % (pp * tp) == 0:
-                found.append((pp, ranks // (pp * tp), tp))
-    return found
+                meshes.append((pp, ranks // (pp * tp), tp))
+    return meshes
 
 
 def found_traffic(log: CommRecord, mesh: DeviceMesh) -> Traffic:
@@ -67,13 +67,13 @@ def found_traffic(log: CommRecord, mesh: DeviceMesh) -> Traffic:
     dimensions = {}
     for name in ("pp", "dp", "tp"):
         dimensions[tuple(dist.get_process_group_ranks(mesh.get_group(name)))] = name
-    found: Traffic = {}
+    traffic: Traffic = {}
     for call in log.calls:
         key = (dimensions[call.ranks], call.op)
         if key[0] != "pp" or call.bytes > GREETING:
-            calls, size = found.get(key, (0, 0))
-            found[key] = (calls + 1, size + call.bytes)
-    return found
+            calls, size = traffic.get(key, (0, 0))
+            traffic[key] = (calls + 1, size + call.bytes)
+    return traffic
 
 
 def assert_planned(what: str, found: dict, planned: dict) -> None:
@@ -172,11 +172,11 @@ def main() -> None:
     results = {}
     with process_group(timeout_s=60) as group:
         for sizes in meshes_for(group.world_size):
-            found = check(sizes, group, cfg)
+            result = check(sizes, group, cfg)
             name = "pp {} x dp {} x tp {}".format(*sizes)
-            results[name] = found
-            counts = [f"{key} {calls} x" for key, (calls, _) in sorted(found["traffic"].items())]
-            held = f"holds {sum(found['held'].values()):,} bytes"
+            results[name] = result
+            counts = [f"{key} {calls} x" for key, (calls, _) in sorted(result["traffic"].items())]
+            held = f"holds {sum(result['held'].values()):,} bytes"
             print_on_rank_0(f"{name}: {', '.join(counts) or 'no calls'}; {held}")
             gc.collect()
         print_on_rank_0("each: loss and gradients as one process; calls, bytes and storage as planned")

@@ -75,55 +75,60 @@ def read_list(path: Path = LIST) -> list[Script]:
 
 def read_first_sight() -> dict[int, list[Finding]]:
     """{round: what was found in it at first sight, without the places}."""
-    found: dict[int, list[Finding]] = {}
+    rounds: dict[int, list[Finding]] = {}
     for line in FIRST.read_text(encoding="utf-8").splitlines():
         number, rule, true, false = line.split()
-        found.setdefault(int(number), []).extend(
+        rounds.setdefault(int(number), []).extend(
             [Finding("", rule, "true")] * int(true) + [Finding("", rule, "false")] * int(false)
         )
-    return found
+    return rounds
 
 
 def write_list(path: Path, scripts: list[Script]) -> None:
     lines: list[str] = []
     before = ""
-    for one in scripts:
-        if one.repository != before:
-            lines += ["", f"== {one.repository} {one.commit} {one.round}"]
-        before = one.repository
-        lines.append(one.path)
-        lines += [f"  {' '.join(finding)}" for finding in one.findings]
+    for script in scripts:
+        if script.repository != before:
+            lines += ["", f"== {script.repository} {script.commit} {script.round}"]
+        before = script.repository
+        lines.append(script.path)
+        lines += [f"  {' '.join(finding)}" for finding in script.findings]
         lines += [
-            f"  fault {rule} {'found' if found else 'missed'} {change}" for rule, found, change in one.faults
+            f"  fault {rule} {'found' if found else 'missed'} {change}"
+            for rule, found, change in script.faults
         ]
     path.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
 
 
 def again(scripts: list[Script], folder: Path, errors: list[str], *severities: str) -> list[Script]:
     """The list with what is found today by these severities; errors of reading are added to those given."""
-    found = []
+    updated = []
     seen: dict[str, set] = {}
-    for one in scripts:
-        root = folder / one.repository.replace("/", "+")
-        verdicts = {(finding.place, finding.rule): finding.verdict for finding in one.findings}
-        places = findings_in(root, root / one.path, errors)
+    for listed in scripts:
+        root = folder / listed.repository.replace("/", "+")
+        verdicts = {(finding.place, finding.rule): finding.verdict for finding in listed.findings}
+        places = findings_in(root, root / listed.path, errors)
         places = {place for place in places if SEVERITY[place[1]] in severities}
-        new = sorted(places - seen.setdefault(one.repository, set()))
-        seen[one.repository] |= places
+        new = sorted(places - seen.setdefault(listed.repository, set()))
+        seen[listed.repository] |= places
         faults = [
-            fault._replace(found=is_found(root, one.path, fault, places, errors)) for fault in one.faults
+            fault._replace(found=is_found(root, listed.path, fault, places, errors))
+            for fault in listed.faults
         ]
         findings = [Finding(*key, verdicts.get(key, "?")) for key in new]
-        found.append(one._replace(findings=findings, faults=faults))
-    return found
+        updated.append(listed._replace(findings=findings, faults=faults))
+    return updated
 
 
 def findings_in(root: Path, script: Path, errors: list[str]) -> set[tuple[str, str]]:
     report = check([script], chosen(None, []))
     errors += report.errors
     return {
-        (f"{Path(one.path).resolve().relative_to(root.resolve()).as_posix()}:{one.line}", one.rule.name)
-        for one in report.findings
+        (
+            f"{Path(finding.path).resolve().relative_to(root.resolve()).as_posix()}:{finding.line}",
+            finding.rule.name,
+        )
+        for finding in report.findings
     }
 
 
@@ -131,7 +136,9 @@ def is_found(root: Path, script: str, fault: Fault, before: set[tuple[str, str]]
     """Whether its rule finds more once the fault is planted."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / root.name
-        shutil.copytree(root, copy, ignore=lambda _, names: [one for one in names if one.endswith(".ipynb")])
+        shutil.copytree(
+            root, copy, ignore=lambda _, names: [name for name in names if name.endswith(".ipynb")]
+        )
         plant(copy, script, fault.change)
         after = findings_in(copy, copy / script, errors)
     count = Counter(rule for _, rule in after)
@@ -139,9 +146,9 @@ def is_found(root: Path, script: str, fault: Fault, before: set[tuple[str, str]]
 
 
 def plant(root: Path, script: str, change: str) -> None:
-    for one in change.split(" & "):
-        match = CHANGE.fullmatch(one)
-        assert match is not None, one
+    for part in change.split(" & "):
+        match = CHANGE.fullmatch(part)
+        assert match is not None, part
         path = root / (match[1] or script)
         lines = path.read_text(encoding="utf-8").split("\n")
         place = int(match[3]) - 1
@@ -154,8 +161,10 @@ def table(scripts: list[Script]) -> str:
     """Precision and recall by severity, as Markdown."""
     rows = ["| | findings | true | | planted | found | |", "|---|---|---|---|---|---|---|"]
     for severity in ("hangs", "wrong"):
-        true, findings = of_severity([one for script in scripts for one in script.findings], severity)
-        faults = [one.found for script in scripts for one in script.faults if SEVERITY[one.rule] == severity]
+        true, findings = of_severity([finding for script in scripts for finding in script.findings], severity)
+        faults = [
+            fault.found for script in scripts for fault in script.faults if SEVERITY[fault.rule] == severity
+        ]
         rows.append(
             f"| {severity} | {findings} | {true} | {share(true, findings)} "
             f"| {len(faults)} | {sum(faults)} | {share(sum(faults), len(faults))} |"
@@ -165,7 +174,7 @@ def table(scripts: list[Script]) -> str:
 
 def of_severity(findings: list[Finding], *severities: str) -> tuple[int, int]:
     """How many findings of these severities are true, and how many there are."""
-    verdicts = [one.verdict for one in findings if SEVERITY[one.rule] in severities]
+    verdicts = [finding.verdict for finding in findings if SEVERITY[finding.rule] in severities]
     return verdicts.count("true"), len(verdicts)
 
 
@@ -178,9 +187,9 @@ def by_rule(scripts: list[Script]) -> str:
     for rule in RULES:
         true, judged = rule.first_sight
         verdicts = Counter(
-            one.verdict for script in scripts for one in script.findings if one.rule == rule.name
+            finding.verdict for script in scripts for finding in script.findings if finding.rule == rule.name
         )
-        faults = [one.found for script in scripts for one in script.faults if one.rule == rule.name]
+        faults = [fault.found for script in scripts for fault in script.faults if fault.rule == rule.name]
         if judged or verdicts or faults:
             lines.append(
                 f"{rule.code} {rule.name:10} {'default ' if rule.by_default else 'selected'}  {rule.tier:6}  "
@@ -193,8 +202,10 @@ def by_rule(scripts: list[Script]) -> str:
 
 def tallies(findings: list[Finding]) -> dict[str, tuple[int, int]]:
     """{rule: how many of its findings are true, and how many there are}."""
-    true = Counter(one.rule for one in findings if one.verdict == "true")
-    return {name: (true[name], number) for name, number in Counter(one.rule for one in findings).items()}
+    true = Counter(finding.rule for finding in findings if finding.verdict == "true")
+    return {
+        name: (true[name], number) for name, number in Counter(finding.rule for finding in findings).items()
+    }
 
 
 def tiers(scripts: list[Script]) -> list[str]:
@@ -203,11 +214,11 @@ def tiers(scripts: list[Script]) -> list[str]:
     asked = [rule.first_sight for rule in RULES if rule.by_default]
     sure = [rule.first_sight for rule in RULES if rule.tier == "sure"]
     fair = []
-    for one, findings in rounds.items():
-        others = tallies([each for number in rounds if number != one for each in rounds[number]])
+    for held_out, findings in rounds.items():
+        others = tallies([each for number in rounds if number != held_out for each in rounds[number]])
         fair += [tally for name, tally in tallies(findings).items() if is_sure(*others.get(name, (0, 0)))]
     told = [" of ".join(str(sum(part)) for part in zip(*some, strict=True)) for some in (asked, sure, fair)]
-    faults = [one.found for script in scripts for one in script.faults if one.rule in SURE]
+    faults = [fault.found for script in scripts for fault in script.faults if fault.rule in SURE]
     return [
         f"by default {told[0]} findings were true at first sight, with `--sure` {told[1]}",
         f"when the sure rules of each round are chosen by the other rounds, {told[2]}",
@@ -221,18 +232,20 @@ def sentences(scripts: list[Script]) -> list[str]:
     told = [
         of_severity(findings, "hangs", "wrong")
         for number, findings in sorted(rounds.items())
-        if number in {one.round for one in scripts}
+        if number in {script.round for script in scripts}
     ]
-    true, whole = of_severity([one for findings in rounds.values() for one in findings], "hangs")
-    faults = [one.found for script in scripts for one in script.faults]
+    true, whole = of_severity([finding for findings in rounds.values() for finding in findings], "hangs")
+    faults = [fault.found for script in scripts for fault in script.faults]
     asked = {rule.name for rule in RULES if rule.by_default and rule.severity == "hangs"}
-    hangs = [one.found for script in scripts for one in script.faults if one.rule in asked]
-    now, all_now = of_severity([one for script in scripts for one in script.findings], "hangs", "wrong")
+    hangs = [fault.found for script in scripts for fault in script.faults if fault.rule in asked]
+    now, all_now = of_severity(
+        [finding for script in scripts for finding in script.findings], "hangs", "wrong"
+    )
     return [
-        f"At first sight {', '.join(f'{one} of {number}' for one, number in told)} findings were true, "
+        f"At first sight {', '.join(f'{right} of {number}' for right, number in told)} findings were true, "
         f"and {true} of {whole} *hangs*",
         f"{now} of {all_now} findings are true on {len(scripts)} public scripts of "
-        f"{len({one.repository for one in scripts})} repositories, and of {len(faults)} faults that we "
+        f"{len({script.repository for script in scripts})} repositories, and of {len(faults)} faults that we "
         f"planted there it finds {sum(faults)}",
         f"of {len(hangs)} such faults that we planted it finds {sum(hangs)}",
         *tiers(scripts),
@@ -247,11 +260,11 @@ def main() -> int:
         others = again(others, Path(sys.argv[1]), errors, "hangs")
         write_list(LIST, scripts)
         write_list(HANGS, others)
-    for number in sorted({one.round for one in (*scripts, *others)}):
-        some = [one for one in (*scripts, *others) if one.round == number]
+    for number in sorted({script.round for script in (*scripts, *others)}):
+        some = [script for script in (*scripts, *others) if script.round == number]
         name = f"round {number}, today" if number else "looked at while writing the rules"
         name += ", hangs alone" if some[0] in others else ""
-        print(f"{name}: {len({one.repository for one in some})} repositories, {len(some)} scripts")
+        print(f"{name}: {len({script.repository for script in some})} repositories, {len(some)} scripts")
         print(f"\n{table(some)}\n")
     print(*sentences(scripts), sep="\n")
     print(by_rule([*scripts, *others]))

@@ -172,11 +172,11 @@ class Outcome:
 
 def marked_lines() -> dict[str, str]:
     """{what stands behind ``# here``: the place as the doctor prints it}."""
-    found = {}
+    places = {}
     for number, line in enumerate((HANGS / "cases.py").read_text(encoding="utf-8").splitlines(), 1):
         if "# here " in line:
-            found[line.rpartition("# here ")[2]] = rf"cases\.py:{number}\b"
-    return found
+            places[line.rpartition("# here ")[2]] = rf"cases\.py:{number}\b"
+    return places
 
 
 def command_of(name: str, case: Case, after: float) -> list[str]:
@@ -216,12 +216,12 @@ def run_case(name: str, after: float = AFTER_S, **variables: str) -> Outcome:
         bound = threading.Timer(HANG_S, process.kill)
         bound.start()
         try:
-            said = read_verdict(process, case.kind == "hang", Path(folder, "told"))
+            verdict = read_verdict(process, case.kind == "hang", Path(folder, "told"))
             seconds = time.monotonic() - begin
         finally:
             bound.cancel()
             process.terminate()  # a hang: the doctor ends the job
-    return Outcome(said, process.returncode, seconds, complaints_of(case, said, process.returncode))
+    return Outcome(verdict, process.returncode, seconds, complaints_of(case, verdict, process.returncode))
 
 
 def read_verdict(process: subprocess.Popen, until_told: bool, told: Path) -> str:
@@ -256,17 +256,17 @@ def read_verdict(process: subprocess.Popen, until_told: bool, told: Path) -> str
 
 def complaints_of(case: Case, said: str, code: int) -> list[str]:
     lines = marked_lines()
-    found = []
+    complaints = []
     for pattern in case.says:
         filled = re.sub(r"\{([a-z_]+( \w+)?)\}", lambda match: lines[match[1]], pattern)
         if not re.search(filled, said):
-            found.append(f"it does not say {filled!r}")
-    found += [f"it says {pattern!r}" for pattern in case.never if re.search(pattern, said)]
+            complaints.append(f"it does not say {filled!r}")
+    complaints += [f"it says {pattern!r}" for pattern in case.never if re.search(pattern, said)]
     if case.kind == HEALTHY and code != 0:
-        found.append(f"the job is well and has ended with exit code {code}")
+        complaints.append(f"the job is well and has ended with exit code {code}")
     if case.kind == "death" and code in (0, 3):
-        found.append(f"exit code {code}")
-    return found
+        complaints.append(f"exit code {code}")
+    return complaints
 
 
 def main(names: list[str]) -> int:

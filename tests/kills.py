@@ -58,7 +58,7 @@ class Case:
         return self.kind.startswith("kill")
 
 
-CASES = [Case(*one) for one in product(KINDS, KEPT, (1, 2))]
+CASES = [Case(*fields) for fields in product(KINDS, KEPT, (1, 2))]
 
 
 @dataclass
@@ -249,8 +249,8 @@ def kill_and_go_on(case: Case, script: Path, folder: Path, patience_s: float = P
         )
     )
     outcome.resumed_code = again.returncode
-    found = re.search(r"^going on from step_(\d+)$", again.stdout, re.MULTILINE)
-    outcome.resumed_from = int(found[1]) if found else 0
+    match = re.search(r"^going on from step_(\d+)$", again.stdout, re.MULTILINE)
+    outcome.resumed_from = int(match[1]) if match else 0
     outcome.epochs_before = [line["epoch"] for line in lines if "epoch" in line]
     then = [line["epoch"] for line in rows_in(again.stdout) if "epoch" in line]
     outcome.epochs = sorted({*outcome.epochs_before, *then})
@@ -337,46 +337,47 @@ def main() -> None:
         whole = unbroken(script, Path(name) / "whole")
         for number, case in enumerate(CASES):
             folder = Path(name) / f"case_{number}"
-            one = kill_and_go_on(case, script, folder)
+            outcome = kill_and_go_on(case, script, folder)
             ended = "not equal"
-            if one.resumed_code == 0:
+            if outcome.resumed_code == 0:
                 last = f"step_{STEPS:08d}"
                 ended = f"{largest_difference(folder / 'run' / last, whole / last):.0e}"
-            codes = ",".join(map(str, one.rank_codes))
-            counts = f"{one.done:4}  {one.kept:4}  {one.lost:4}  {one.traceback:9}"
+            codes = ",".join(map(str, outcome.rank_codes))
+            counts = f"{outcome.done:4}  {outcome.kept:4}  {outcome.lost:4}  {outcome.traceback:9}"
             print(
-                f"{case.kind:24} {case.moment:18} {case.ranks:5}  {one.code:8}  {codes:12}  {counts}  {ended}"
+                f"{case.kind:24} {case.moment:18} {case.ranks:5}  {outcome.code:8}  {codes:12}  "
+                f"{counts}  {ended}"
             )
             sys.stdout.flush()
-            for problem in problems_of(case, one):
+            for problem in problems_of(case, outcome):
                 print(f"    {problem}")
 
 
 def problems_of(case: Case, one: Outcome) -> list[str]:
     """All that is wrong with an outcome, but for what the second run has learnt."""
-    found = []
+    problems = []
     if one.resumed_code != 0 or one.epochs != [1, 2]:
-        found.append(f"the second run ended with {one.resumed_code}; tested are the epochs {one.epochs}")
+        problems.append(f"the second run ended with {one.resumed_code}; tested are the epochs {one.epochs}")
     if one.resumed_from != one.kept:
-        found.append(f"it went on from {one.resumed_from}, not from {one.kept}")
+        problems.append(f"it went on from {one.resumed_from}, not from {one.kept}")
     if case.is_kill:
         if one.kept != KEPT[case.moment]:
-            found.append(f"{one.kept} steps are kept, not {KEPT[case.moment]}")
+            problems.append(f"{one.kept} steps are kept, not {KEPT[case.moment]}")
         if one.lost > SAVE_EVERY:
-            found.append(f"{one.lost} steps are lost, more than {SAVE_EVERY}")
+            problems.append(f"{one.lost} steps are lost, more than {SAVE_EVERY}")
     else:
         if one.lost != 0:
-            found.append(f"{one.lost} steps are lost")
+            problems.append(f"{one.lost} steps are lost")
         if case.moment == "during evaluation" and one.epochs_before:
-            found.append("the evaluation went on to its end")
+            problems.append("the evaluation went on to its end")
         if one.rank_codes != [75] * case.ranks:
-            found.append(f"exit codes of the ranks: {one.rank_codes}")
+            problems.append(f"exit codes of the ranks: {one.rank_codes}")
     expected = -signal.SIGKILL if case.kind == "kill -9 of the launcher" else 1
     if one.code != expected:
-        found.append(f"the launcher ended with {one.code}, not with {expected}")
+        problems.append(f"the launcher ended with {one.code}, not with {expected}")
     if one.traceback > 15:
-        found.append(f"a traceback of {one.traceback} lines")
-    return found
+        problems.append(f"a traceback of {one.traceback} lines")
+    return problems
 
 
 if __name__ == "__main__":

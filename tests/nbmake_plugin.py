@@ -89,9 +89,9 @@ def compared(execute):
         WARM.start()
         committed = nbformat.read(self.filename, 4)
         result = execute(self)
-        if result.error is None and (found := compare(committed, result.nb)):
-            trace = "\n".join([*found, "Run `make refresh` if the new outputs are right."])
-            summary = f"{len(found)} cell(s) show something else than what is committed"
+        if result.error is None and (differences := compare(committed, result.nb)):
+            trace = "\n".join([*differences, "Run `make refresh` if the new outputs are right."])
+            summary = f"{len(differences)} cell(s) show something else than what is committed"
             result = NotebookResult(nb=result.nb, error=NotebookError(summary, trace, NO_CELL))
         return result
 

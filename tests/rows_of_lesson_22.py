@@ -14,8 +14,8 @@ from lab_22_table import prove, summed
 
 from shared.lesson_22.rows import Config
 from shared.planner import Layout, Model, memory_of, traffic_of
-from shared.planner.models import Experts, gpt
 from shared.planner.stack import FLOAT64, STACKS
+from shared.planner.transformer import Experts, gpt
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
@@ -59,19 +59,19 @@ def check_row(name: str, experts: bool, row: dict, rank: int, cfg: Config) -> in
     layout = replace(LAYOUTS[name], stack=replace(STACKS["torch"], numbers=FLOAT64))
     model = model_of(cfg, experts)
     position = layout.position(rank if layout.ranks > 1 else 0)
-    found = {}
+    measured = {}
     for dimension, kinds in row["traffic"].items():
         for op, counts in kinds.items():
             own = "dp" if (dimension, op) == ("ep", "all_reduce") else NAMES.get(dimension, dimension)
-            found[own, op] = (counts["calls"], counts["bytes"])
+            measured[own, op] = (counts["calls"], counts["bytes"])
     planned = traffic_of(model, layout, cfg.rows, position)
-    for key in found.keys() & planned.keys() & {("cp", "all_reduce")}:  # DDP sends it in two buckets
-        found[key] = (planned[key][0], found[key][1])
+    for key in measured.keys() & planned.keys() & {("cp", "all_reduce")}:  # DDP sends it in two buckets
+        measured[key] = (planned[key][0], measured[key][1])
     who = f"rank {rank}"
     if experts:
-        who, found, planned = "all ranks", summed(found), summed(planned)
-    if found != planned:
-        raise CourseError(f"{name}: {who} called {found}, planned was {planned}")
+        who, measured, planned = "all ranks", summed(measured), summed(planned)
+    if measured != planned:
+        raise CourseError(f"{name}: {who} called {measured}, planned was {planned}")
     memory = memory_of(model, layout, cfg.rows, position)
     kept = list(row["keeps"].values())[:3]
     own = [memory.parameters, memory.gradients, memory.optimizer]

@@ -45,7 +45,7 @@ class SleepingLab:
 
 def processes_with(mark: str) -> dict[int, list[str]]:
     """{number: command line} of the other processes with ``mark`` in their command line or environment."""
-    found = {}
+    processes = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -53,10 +53,10 @@ def processes_with(mark: str) -> dict[int, list[str]]:
             command = (entry / "cmdline").read_bytes()
             has_ended = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
             if not has_ended and mark.encode() in command + (entry / "environ").read_bytes():
-                found[int(entry.name)] = command.decode(errors="replace").split("\0")
+                processes[int(entry.name)] = command.decode(errors="replace").split("\0")
         except OSError:
             continue  # it has ended meanwhile, or is not ours
-    return found
+    return processes
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -98,9 +98,9 @@ def test_what_is_allowed_is_not_complained_about():
 def test_a_broken_rule_is_found(plant: Callable, expected: str):
     notebook = mini_notebook()
     plant(notebook)
-    found = [problem for rule in RULES for problem in rule(notebook)]
-    assert len(found) == 1
-    assert expected in found[0]
+    problems = [problem for rule in RULES for problem in rule(notebook)]
+    assert len(problems) == 1
+    assert expected in problems[0]
 
 
 def test_there_are_lessons_and_they_are_numbered_once():
@@ -123,7 +123,7 @@ def test_a_header_of_another_form_is_found(tmp_path: Path):
 
 
 def test_links_lead_somewhere():
-    tell(one for path in (*LESSON_PATHS, *ROOT.glob("*.md")) for one in link_problems(path, ROOT))
+    tell(problem for path in (*LESSON_PATHS, *ROOT.glob("*.md")) for problem in link_problems(path, ROOT))
 
 
 @pytest.mark.parametrize(

@@ -98,5 +98,5 @@ def test_two_copies_of_a_notebook_run_at_the_same_time(checkout: Path):
 
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(run, ("left", "right")))
-    assert [one.returncode for one in done] == [0, 0], done
+    assert [result.returncode for result in done] == [0, 0], done
     assert not (checkout / "results").exists()

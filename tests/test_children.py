@@ -12,8 +12,8 @@ import pytest
 import zmq
 from jupyter_client.connect import LocalPortCache
 
+from shared.runtime.children import CRASHED, SILENT, Child, is_running
 from shared.runtime.ports import HERE, free_ports, is_taken
-from shared.runtime.processes import CRASHED, SILENT, Child, is_running
 from tests.sleeping_lab import wait_until
 
 LIMIT_S = 20.0

@@ -189,7 +189,7 @@ def test_what_cannot_be_looked_into_is_told_in_one_line(
     arguments: list[str], expected: str, capfd: pytest.CaptureFixture, own_handlers: None
 ):
     own = str(os.getpid())
-    assert main([one.replace("OWN", own) for one in arguments]) == BAD_INPUT
+    assert main([argument.replace("OWN", own) for argument in arguments]) == BAD_INPUT
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("rank-doctor: ")
     assert expected.replace("OWN", own) in line
@@ -262,10 +262,10 @@ VERDICTS = {
 
 @pytest.mark.parametrize(("ranks", "kind", "expected"), VERDICTS.values(), ids=VERDICTS)
 def test_a_verdict(ranks: list[Rank], kind: str, expected: str):
-    found = verdict({one.rank: one for one in ranks}, 3)
-    assert found.kind == kind
-    assert expected in str(found)
-    assert found.may_move == (kind == "computes")
+    result = verdict({process.rank: process for process in ranks}, 3)
+    assert result.kind == kind
+    assert expected in str(result)
+    assert result.may_move == (kind == "computes")
 
 
 PROOFS = {
@@ -284,7 +284,7 @@ PROOFS = {
 
 @pytest.mark.parametrize(("ranks", "is_proof"), PROOFS.values(), ids=PROOFS)
 def test_what_is_proof_that_nobody_can_come(ranks: list[Rank], is_proof: bool):
-    assert verdict({one.rank: one for one in ranks}, 3).is_proof == is_proof
+    assert verdict({process.rank: process for process in ranks}, 3).is_proof == is_proof
 
 
 @pytest.mark.parametrize(
@@ -313,15 +313,17 @@ def test_whom_a_line_of_the_source_waits_for(tmp_path: Path):
         "    dist.isend(x, 7)\n",
         encoding="utf-8",
     )
-    found = [messages_in(str(script), 6, "pass_on", {"rank": one, "ranks": 3}, one, 3) for one in range(3)]
-    assert found == [[("isend", 1)], [("irecv", 0)], [("isend", 0)]]
+    messages = [
+        messages_in(str(script), 6, "pass_on", {"rank": number, "ranks": 3}, number, 3) for number in range(3)
+    ]
+    assert messages == [[("isend", 1)], [("irecv", 0)], [("isend", 0)]]
 
 
 def answer(pid: int, parent: int, number: int | None, **more) -> dict:
-    said = {"pid": pid, "parent": parent, "time": 1.0, "variables": {"RANK": "0", "WORLD_SIZE": "1"}}
-    said |= {"rank": number, "alive": True, "answered": True, "stopped": False, "bye": None}
-    said |= {"death": None, "ancestors": [parent], "children": []}
-    return {**said, **more}
+    fields = {"pid": pid, "parent": parent, "time": 1.0, "variables": {"RANK": "0", "WORLD_SIZE": "1"}}
+    fields |= {"rank": number, "alive": True, "answered": True, "stopped": False, "bye": None}
+    fields |= {"death": None, "ancestors": [parent], "children": []}
+    return {**fields, **more}
 
 
 def test_a_worker_of_a_rank_is_not_the_rank():
@@ -385,7 +387,7 @@ def test_a_job_that_runs_already_is_told_by_its_stacks(
         [inner, {"name": "step", "filename": str(script), "line": 1}],
         [{"name": "read", "filename": str(script), "line": 2}],
     ]
-    seen = [json.dumps([{"thread_name": "MainThread", "frames": one}]) for one in frames]
+    seen = [json.dumps([{"thread_name": "MainThread", "frames": stack}]) for stack in frames]
     stand_in = tmp_path / "py-spy"
     stand_in.write_text(STAND_IN.format(*seen), encoding="utf-8")
     stand_in.chmod(0o755)
@@ -418,13 +420,13 @@ def test_a_process_is_told_by_the_real_py_spy(
             code = main([f"--pid={process.pid}", "--after=0.5"])
         finally:
             process.kill()
-    said = capfd.readouterr().err
-    if code == BAD_INPUT and "ermission" in said:
+    stderr = capfd.readouterr().err
+    if code == BAD_INPUT and "ermission" in stderr:
         pytest.skip("py-spy may not look into other processes here")
-    assert code == 0, said
-    assert "No stack is in a function of torch.distributed" in said
-    assert re.search(r"Rank 0: train\.py:\d+, in read: ", said)
-    assert "py-spy sees stacks, not calls" in said
+    assert code == 0, stderr
+    assert "No stack is in a function of torch.distributed" in stderr
+    assert re.search(r"Rank 0: train\.py:\d+, in read: ", stderr)
+    assert "py-spy sees stacks, not calls" in stderr
 
 
 def test_the_stack_by_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -34,21 +34,21 @@ def judged(exercise: str, text: str, ranks: int, folder: Path, **variables: str)
 
 def table_problems(exercise: str, answers: list[Answer], solution: str) -> list[str]:
     reasons = [answer.told for answer in answers if not answer.is_right]
-    found = []
+    problems = []
     if len(reasons) < WRONG_ANSWERS_AT_LEAST:
-        found.append(f"{exercise} has {len(reasons)} wrong answers, wanted are {WRONG_ANSWERS_AT_LEAST}")
+        problems.append(f"{exercise} has {len(reasons)} wrong answers, wanted are {WRONG_ANSWERS_AT_LEAST}")
     if len(set(reasons)) < len(reasons):
-        found.append(f"{exercise}: two wrong answers are rejected for the same reason")
+        problems.append(f"{exercise}: two wrong answers are rejected for the same reason")
     for answer in answers:
         try:
             text = answer.text(solution)
             compile(text, exercise, "exec")
         except (ValueError, SyntaxError) as error:
-            found.append(f"{exercise}: {answer.what} {error}")
+            problems.append(f"{exercise}: {answer.what} {error}")
         else:
             if text == solution or not answer.told:
-                found.append(f"{exercise}: {answer.what} It changes nothing, or expects no words")
-    return found
+                problems.append(f"{exercise}: {answer.what} It changes nothing, or expects no words")
+    return problems
 
 
 def test_each_exercise_has_answers_that_fit_its_solution():

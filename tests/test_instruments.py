@@ -260,8 +260,8 @@ def overlaps(micro_batches: int, cut: bool = True) -> tuple[float, float]:
     with SimulatedDevices(2) as devices:
         two_stages(devices, micro_batches, cut)
         executed, ideal = devices.finish(), devices.ideal()
-    found = [busy_together(spans, (0, COMPUTE), (1, COMPUTE)) for spans in (executed, ideal)]
-    return found[0], found[1]
+    seconds = [busy_together(spans, (0, COMPUTE), (1, COMPUTE)) for spans in (executed, ideal)]
+    return seconds[0], seconds[1]
 
 
 def test_idle_time_comes_from_dependencies_alone():
@@ -285,8 +285,8 @@ def test_nothing_begins_before_its_inputs_are_there():
         two_stages(devices, 3)
         devices.finish()
         for task in devices.tasks:
-            for one in task.inputs:
-                assert one.what == timeline.GIVEN or one.end <= task.start
+            for input_task in task.inputs:
+                assert input_task.what == timeline.GIVEN or input_task.end <= task.start
 
 
 def test_collectives_give_what_torch_gives_and_take_what_the_model_says():
@@ -299,9 +299,9 @@ def test_collectives_give_what_torch_gives_and_take_what_the_model_says():
         devices.finish()
         ideal = {(s.device, s.what): s for s in devices.ideal()}
     total = sum(torch.arange(6.0) + 10 * i for i in range(3))
-    assert all(torch.equal(one.value(), total) for one in reduced)
+    assert all(torch.equal(task.value(), total) for task in reduced)
     assert gathered[2].value().tolist()[:7] == [0, 1, 2, 3, 4, 5, 10]
-    assert [one.value().tolist() for one in scattered] == [part.tolist() for part in total.chunk(3)]
+    assert [task.value().tolist() for task in scattered] == [part.tolist() for part in total.chunk(3)]
     assert swapped[1].value().tolist() == [2, 3, 12, 13, 22, 23]
     seconds = {what: s.end - s.start for (_, what), s in ideal.items()}
     assert seconds["all_reduce"] == pytest.approx(4 * S / 10 + (4 / 3) * S / 4)
@@ -317,8 +317,8 @@ def test_communication_hides_behind_computation_only_where_nothing_waits_for_it(
                 shards = [devices.given(i, torch.ones(2)) for i in range(2)]
                 if not prefetch:
                     shards = [
-                        one if t is None else devices.compute(t.device, "then", 0.0, lambda s, _: s, one, t)
-                        for one, t in zip(shards, after, strict=True)
+                        part if t is None else devices.compute(t.device, "then", 0.0, lambda s, _: s, part, t)
+                        for part, t in zip(shards, after, strict=True)
                     ]
                 layers = devices.all_gather(shards)
                 after = [devices.compute(i, "layer", S, torch.sum, layers[i]) for i in range(2)]
@@ -384,7 +384,7 @@ def test_streams_overlap_as_launched():
     sent = device.launch(COMMUNICATE, "reduce 1", 2.0, after=[first])
     second = device.launch(COMPUTE, "backward 0", 3.0)  # beside the message
     last = device.launch(COMMUNICATE, "reduce 0", 2.0, after=[second])
-    assert [(one.start, one.end) for one in (sent, second, last)] == [(3, 5), (3, 6), (6, 8)]
+    assert [(work.start, work.end) for work in (sent, second, last)] == [(3, 5), (3, 6), (6, 8)]
     assert (device.length, device.communicates, device.exposed) == (8, 4, 2)
     device.wait(last)
     slow = device.launch(COMPUTE, "many kernels", 1.0, host_s=5.0)

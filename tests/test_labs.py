@@ -13,11 +13,17 @@ LESSONS = read_lessons()
 
 
 def test_labs_keep_the_rules():
-    tell(f"{lesson.path.name}: {one}" for lesson in LESSONS for one in labs.lab_problems(lesson, ROOT))
+    tell(
+        f"{lesson.path.name}: {problem}" for lesson in LESSONS for problem in labs.lab_problems(lesson, ROOT)
+    )
 
 
 def test_exercises_keep_the_rules():
-    tell(f"{lesson.path.name}: {one}" for lesson in LESSONS for one in labs.exercises_problems(lesson, ROOT))
+    tell(
+        f"{lesson.path.name}: {problem}"
+        for lesson in LESSONS
+        for problem in labs.exercises_problems(lesson, ROOT)
+    )
 
 
 def test_each_solution_belongs_to_a_lesson():
@@ -58,7 +64,9 @@ def lab_with(folder: Path, old: str = "", new: str = "") -> Path:
 def test_a_faulty_lab_is_found(old: str, new: str, expected: str, tmp_path: Path):
     def found(path: Path) -> list[str]:
         rules = (labs.import_problems, labs.runner_problems)
-        return labs.docstring_problems(path, "90_small.ipynb") + [one for rule in rules for one in rule(path)]
+        return labs.docstring_problems(path, "90_small.ipynb") + [
+            problem for rule in rules for problem in rule(path)
+        ]
 
     assert found(lab_with(tmp_path)) == []
     problems = found(lab_with(tmp_path, old, new))

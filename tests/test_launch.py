@@ -140,8 +140,8 @@ sys.stdout.write(json.dumps(found) + "\\n")
 
 
 def by_rank(done: Done) -> dict[str, dict]:
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    return {one["environment"].pop("RANK"): one for one in found}
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    return {report["environment"].pop("RANK"): report for report in reports}
 
 
 def test_a_rank_finds_what_torchrun_gives_it(tmp_path: Path):

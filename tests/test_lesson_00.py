@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from shared.runtime.processes import is_running
+from shared.runtime.children import is_running
 from tests.helpers import LESSON_PATHS, ROOT
 from tests.sleeping_lab import wait_until
 
@@ -29,10 +29,10 @@ def exists(name: str) -> bool:
     """Whether torch has something under this dotted name."""
     module, _, attribute = name.rpartition(".")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ImportError:
         return False
-    return hasattr(found, attribute) or importlib.util.find_spec(name) is not None
+    return hasattr(imported, attribute) or importlib.util.find_spec(name) is not None
 
 
 def test_the_table_of_words_names_what_torch_has():

@@ -15,13 +15,13 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """What 3 + 4 processes say, in a process that is rank 4 of 7."""
     monkeypatch.setattr(dist, "get_rank", lambda: 4)
     monkeypatch.setattr(dist, "get_world_size", lambda: 7)
-    found = []
+    gathered = []
     for node, size in enumerate((3, 4)):
         for local_rank in range(size):
-            rank = len(found)
+            rank = len(gathered)
             report = {"rank": rank, "local_rank": local_rank, "node": node, "nodes": 2, "pid": 100 + rank}
-            found.append(report | {"world_size": 7, "local_world_size": size})
-    return found
+            gathered.append(report | {"world_size": 7, "local_world_size": size})
+    return gathered
 
 
 def test_reports_that_fit_are_accepted(reports: list[dict]):

@@ -25,7 +25,7 @@ from tests import checklist_corpus as corpus
 from tests.helpers import ROOT, command
 
 FOLDER = Path(__file__).parent / "checklist"
-SCRIPTS = sorted(one for one in FOLDER.iterdir() if one.suffix in (".py", ".ipynb"))
+SCRIPTS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb"))
 BY_DEFAULT = chosen(None, [])
 SURE = [rule.name for rule in RULES if rule.tier == "sure"]
 OF_FAULTS = chosen(["hangs", "wrong"], [])
@@ -55,12 +55,12 @@ class Fault(NamedTuple):
 
 
 def read_faults() -> list[Fault]:
-    found = []
+    faults = []
     for block in (FOLDER / "faults.txt").read_text(encoding="utf-8").strip("\n").split("\n\n"):
         head, *lines = block.split("\n")
         old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
-        found.append(Fault(*head.split(": "), old, new))
-    return found
+        faults.append(Fault(*head.split(": "), old, new))
+    return faults
 
 
 FAULTS = read_faults()
@@ -73,12 +73,14 @@ def rules_in(name: str, text: str, rules=BY_DEFAULT) -> list[str]:
     for source in sources:
         examine(Project(), source, rules, report, set())
     assert not report.errors
-    return [one.rule.name for one in report.findings]
+    return [finding.rule.name for finding in report.findings]
 
 
 def test_nothing_is_found_in_a_right_script():
-    found = {path.name: rules_in(path.name, path.read_text(encoding="utf-8"), OF_FAULTS) for path in SCRIPTS}
-    assert {name: rules for name, rules in found.items() if rules} == {}
+    rules_by_script = {
+        path.name: rules_in(path.name, path.read_text(encoding="utf-8"), OF_FAULTS) for path in SCRIPTS
+    }
+    assert {name: rules for name, rules in rules_by_script.items() if rules} == {}
 
 
 def test_each_planted_fault_is_found():
@@ -130,9 +132,9 @@ def test_the_page_of_tools_says_how_often_it_is_right():
     page = (ROOT / "notebooks" / "tools.md").read_text(encoding="utf-8")
     for told in corpus.sentences(scripts):
         assert told in page, told
-    verdicts = {one.verdict for script in scripts for one in script.findings}
-    rules = {one.rule for script in scripts for one in (*script.findings, *script.faults)}
-    first = [one for findings in corpus.read_first_sight().values() for one in findings]
+    verdicts = {finding.verdict for script in scripts for finding in script.findings}
+    rules = {entry.rule for script in scripts for entry in (*script.findings, *script.faults)}
+    first = [finding for findings in corpus.read_first_sight().values() for finding in findings]
     assert corpus.tallies(first) == {rule.name: rule.first_sight for rule in RULES if rule.first_sight[1]}
     assert f"only {', '.join(f'`{name}`' for name in SURE[:-1])} and `{SURE[-1]}`," in page
     assert verdicts <= {"true", "false"} and rules <= {rule.name for rule in RULES}
@@ -162,10 +164,10 @@ def test_in_our_labs_it_finds_what_is_meant_and_nothing_else():
     rules = (*BY_DEFAULT, *chosen(["both_send", "uneven", "early"], []))
     report = check(sorted((ROOT / "labs").glob("lab_*.py")), rules)
     assert not report.errors
-    found: dict[str, set[str]] = {}
-    for one in report.findings:
-        found.setdefault(Path(one.path).stem, set()).add(one.rule.name)
-    assert found == MEANT
+    rules_by_lab: dict[str, set[str]] = {}
+    for finding in report.findings:
+        rules_by_lab.setdefault(Path(finding.path).stem, set()).add(finding.rule.name)
+    assert rules_by_lab == MEANT
 
 
 # --- How a script is read ---
@@ -225,8 +227,8 @@ CONDITIONS = (
 def test_conditions_are_understood():
     names = {rule.name for rule in RULES if rule.severity == "hangs"}
     for lines, expected in CONDITIONS:
-        found = {rule for _, rule, _ in findings(GUARDED.format(lines)) if rule in names}
-        assert sorted(found) == expected, lines
+        rules = {rule for _, rule, _ in findings(GUARDED.format(lines)) if rule in names}
+        assert sorted(rules) == expected, lines
 
 
 SOURCES = (
@@ -337,10 +339,10 @@ def test_a_finding_is_sure_or_says_how_often_its_like_was_true(tmp_path: Path, c
         code = bool(expected)
         assert main([path, *options, "--output-format", "json"]) == code
         told = json.loads(capsys.readouterr().out)["findings"]
-        assert [{key: one[key] for key in number} for one in told] == expected, (settings, options)
+        assert [{key: finding[key] for key in number} for finding in told] == expected, (settings, options)
         assert main([path, *options]) == code
         assert [RECORD in line for line in capsys.readouterr().out.splitlines()[:-1]] == [
-            one == meet for one in expected
+            finding == meet for finding in expected
         ]
 
 
@@ -403,8 +405,8 @@ def test_a_file_that_a_notebook_writes_is_a_script_of_its_own(tmp_path: Path):
         {"cell_type": "code", "source": "from train import main"},
     ]
     path = write(tmp_path, "book.ipynb", json.dumps({"cells": cells}))
-    (found,) = check([path], BY_DEFAULT).findings
-    assert (found.cell, found.line) == (1, 5)
+    (finding,) = check([path], BY_DEFAULT).findings
+    assert (finding.cell, finding.line) == (1, 5)
 
 
 @pytest.mark.parametrize("form", ["json", "sarif", "github"])
@@ -419,11 +421,11 @@ def test_other_formats_tell_the_same(form: str, tmp_path: Path, capsys):
         assert out.endswith(f" {RECORD}\n")
         return
     told = json.loads(out)
-    one = told["findings"][0] if form == "json" else told["runs"][0]["results"][0]
-    assert (one["code"] if form == "json" else one["ruleId"]) == "RC101"
+    finding = told["findings"][0] if form == "json" else told["runs"][0]["results"][0]
+    assert (finding["code"] if form == "json" else finding["ruleId"]) == "RC101"
     if form == "sarif":
-        assert one["level"] == "warning" and one["message"]["text"].endswith(RECORD)
-        assert one["locations"][0]["physicalLocation"]["region"] == {"startLine": 4, "startColumn": 5}
+        assert finding["level"] == "warning" and finding["message"]["text"].endswith(RECORD)
+        assert finding["locations"][0]["physicalLocation"]["region"] == {"startLine": 4, "startColumn": 5}
 
 
 def test_imports_beside_a_script_are_followed_whatever_their_name(tmp_path: Path):
@@ -434,7 +436,7 @@ def test_imports_beside_a_script_are_followed_whatever_their_name(tmp_path: Path
     )
     text = BAD.format("").replace("dist.get_rank() == 0", "is_first()")
     path = write(tmp_path, "train.py", "from shared.groups import is_first\n" + text)
-    assert [one.rule.name for one in check([path], BY_DEFAULT).findings] == ["meet"]
+    assert [finding.rule.name for finding in check([path], BY_DEFAULT).findings] == ["meet"]
     (tmp_path / "shared" / "groups.py").unlink()
     assert check([path], BY_DEFAULT).findings == []
 

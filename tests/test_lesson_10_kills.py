@@ -70,8 +70,8 @@ def test_a_fault_in_the_script_is_found(case: Case, good: str, bad: str, problem
     assert text.count(good) == 1
     faulty = tmp_path / "faulty.py"
     faulty.write_text(text.replace(good, bad), encoding="utf-8")
-    found = problems_of(case, kill_and_go_on(case, faulty, tmp_path / "killed", patience_s=10))
-    assert any(problem in one for one in found), found
+    problems = problems_of(case, kill_and_go_on(case, faulty, tmp_path / "killed", patience_s=10))
+    assert any(problem in line for line in problems), problems
 
 
 def test_the_table_has_sixty_rows():

@@ -97,10 +97,10 @@ def test_a_gpu_for_each_rank_or_an_error(
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     try:
-        found = str(script.pick_device(wanted, ranks - 1, ranks))
+        outcome = str(script.pick_device(wanted, ranks - 1, ranks))
     except script.Refused as error:
-        found = str(error)
-    assert found == expected
+        outcome = str(error)
+    assert outcome == expected
 
 
 def test_help_comes_once():
@@ -325,7 +325,7 @@ def test_adamw_and_a_trace_of_three_steps(tmp_path: Path):
     assert lines_of(done)[-1]["accuracy"] > 0.8
     for rank in range(2):
         events = json.loads((tmp_path / "trace" / f"rank_{rank}.json").read_text())["traceEvents"]
-        steps = {one["name"] for one in events if one["name"].startswith("ProfilerStep#")}
+        steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
         assert steps == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}  # counted from 0
     groups = state_in(tmp_path / "run" / "step_00000029")["optimizer"]["param_groups"]
     decayed = {name for name, group in flat(groups) if group["weight_decay"] > 0}

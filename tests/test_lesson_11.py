@@ -21,7 +21,7 @@ def test_what_is_saved_is_loaded(path: Path):
     content = load_checkpoint(path)
     assert content["step"] == 3
     assert torch.equal(content["weight"], torch.arange(4.0))
-    assert [one.name for one in path.parent.iterdir()] == ["run.pt"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["run.pt"]
 
 
 def test_a_save_that_fails_leaves_the_last_checkpoint(path: Path):

@@ -70,13 +70,13 @@ def test_the_plain_lab_restarts_on_two_agents_and_a_new_launch_finds_its_checkpo
     finally:
         for agent in agents:
             agent.kill()
-    said = "".join(log.read_text(encoding="utf-8") for log in logs)
-    assert codes == [0, 0], said
-    assert [line for line in said.splitlines() if line.startswith("2 ranks")] == [
+    output = "".join(log.read_text(encoding="utf-8") for log in logs)
+    assert codes == [0, 0], output
+    assert [line for line in output.splitlines() if line.startswith("2 ranks")] == [
         "2 ranks train from step 0",
         "2 ranks train from step 10",
     ]
-    assert "equal those of one process" in said
+    assert "equal those of one process" in output
     again = run_job(Job(LABS / "lab_13_restart.py", [checkpoint], ranks=3))
     assert again.returncode == 0, again.stdout
     assert "3 ranks train from step 20" in again.stdout

@@ -30,7 +30,7 @@ def test_the_table_is_that_of_the_code(sweep: ModuleType):
     wanted = set()
     for name, way in sweep.WAYS.items():
         outer = sweep.OUTER_LRS if way.kind == "DiLoCo" else (0.0,)
-        wanted |= {(name, lr, one) for lr in sweep.LRS for one in outer}
+        wanted |= {(name, lr, outer_lr) for lr in sweep.LRS for outer_lr in outer}
     assert settings == wanted
     assert len(sweep.read()) == sweep.FOLDS * len(wanted)
 
@@ -39,8 +39,8 @@ def test_a_row_comes_out_again(sweep: ModuleType):
     (row,) = [row for row in sweep.read() if (row.way, row.lr, row.seed) == ("local SGD, H = 4", 0.2, 0)]
     cfg = replace(sweep.Config(), steps=row.test_95)
     (accuracies,) = sweep.train(sweep.WAYS[row.way], [sweep.Run(row.seed, row.lr)], cfg)
-    found = sweep.row_of(row.way, sweep.Run(row.seed, row.lr), accuracies, cfg)
-    assert (found.test_90, found.test_95) == (row.test_90, row.test_95)
+    repeated = sweep.row_of(row.way, sweep.Run(row.seed, row.lr), accuracies, cfg)
+    assert (repeated.test_90, repeated.test_95) == (row.test_90, row.test_95)
 
 
 def test_each_image_is_tested_once():

@@ -47,7 +47,7 @@ def test_in_order_the_last_rank_computes_most(ring: ModuleType):
 
 def test_all_blocks_that_causality_needs_are_computed_once(ring: ModuleType):
     ranks = 3
-    found = []
+    computed = []
     for rank in range(ranks):
         mine = ring.chunks_of(rank, ranks)
         for source in range(ranks):
@@ -55,5 +55,5 @@ def test_all_blocks_that_causality_needs_are_computed_once(ring: ModuleType):
             for rows, columns, diagonal in ring.blocks(mine, theirs, 1):
                 query, key = mine[rows.start], theirs[columns.start]
                 assert diagonal == (query == key)
-                found.append((query, key))
-    assert sorted(found) == [(query, key) for query in range(6) for key in range(query + 1)]
+                computed.append((query, key))
+    assert sorted(computed) == [(query, key) for query in range(6) for key in range(query + 1)]

@@ -58,13 +58,13 @@ def documents(name: str) -> list[dict]:
 
 def unknown_fields(value: object, known: object, path: str = "") -> list[str]:
     if isinstance(known, list):
-        return [one for item in value for one in unknown_fields(item, known[0], path)]
+        return [field for item in value for field in unknown_fields(item, known[0], path)]
     if not isinstance(known, dict) or "*" in known:
         return []
-    found = [f"{path}.{name}" for name in value if name not in known]
+    unknown = [f"{path}.{name}" for name in value if name not in known]
     for name in known.keys() & value.keys():
-        found += unknown_fields(value[name], known[name], f"{path}.{name}")
-    return found
+        unknown += unknown_fields(value[name], known[name], f"{path}.{name}")
+    return unknown
 
 
 def problems(manifest: dict) -> list[str]:
@@ -94,7 +94,7 @@ def test_a_typo_is_refused(name: str, path: list, typo: str):
     for step in path:
         place = place[step]
     place[typo] = None
-    assert [one.rpartition(".")[2] for one in problems(manifest)] == [typo]
+    assert [field.rpartition(".")[2] for field in problems(manifest)] == [typo]
 
 
 def options(command: list[str]) -> dict[str, str]:
@@ -114,8 +114,10 @@ def test_the_job_has_as_many_pods_as_nodes_and_they_look_for_the_first_one():
     assert service["spec"]["selector"] == {"job-name": name}
     assert pod["subdomain"] == service["metadata"]["name"]
     assert asked["rdzv-endpoint"].partition(":")[0] == f"{name}-0.{service['metadata']['name']}"
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
-    assert asked["checkpoints"] in [one["mountPath"] for one in container["volumeMounts"]]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    assert asked["checkpoints"] in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
 def test_the_train_job_starts_a_rank_for_each_gpu():

@@ -12,7 +12,7 @@ import pytest
 from shared.lesson_27 import slurm
 from shared.lesson_27.job_script import options_of, tasks_per_node
 from shared.lesson_27.keeper import Keeper
-from shared.runtime.processes import is_running
+from shared.runtime.children import is_running
 from tests.helpers import HANG_S, ROOT, environment
 from tests.sleeping_lab import processes_with, wait_until
 

@@ -35,8 +35,8 @@ def small_lesson(folder: Path, *cells: nbformat.NotebookNode) -> Lesson:
 
 def test_no_lesson_is_too_long():
     times = read_times()
-    found = {lesson.number: too_much(lesson, times.get(lesson.number, {})) for lesson in LESSONS}
-    assert {number: names for number, names in found.items() if names} == OVER
+    too_long = {lesson.number: too_much(lesson, times.get(lesson.number, {})) for lesson in LESSONS}
+    assert {number: names for number, names in too_long.items() if names} == OVER
 
 
 def test_the_table_of_seconds_names_what_lessons_run():
@@ -46,9 +46,9 @@ def test_the_table_of_seconds_names_what_lessons_run():
         [
             *(f"there is no lesson {number}" for number in sorted(set(times) - numbers)),
             *(
-                f"{lesson.path.name}: {one}"
+                f"{lesson.path.name}: {problem}"
                 for lesson in LESSONS
-                for one in time_problems(lesson, times.get(lesson.number, {}))
+                for problem in time_problems(lesson, times.get(lesson.number, {}))
             ),
         ],
         cure="run `make refresh`",

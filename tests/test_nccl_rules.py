@@ -107,8 +107,8 @@ def weight(lab: Path) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("lab", [pytest.param(lab, id=lab.stem, marks=weight(lab)) for lab in WATCHED])
 def test_plain_labs_are_as_nccl_wants_them(lab: Path, tmp_path: Path):
     ranks = int(command_of(lab)[2].removeprefix("--nproc-per-node="))
-    said = watched(lab, tmp_path, ranks, exit_code_of(lab))
-    assert {line.split(":")[0] for line in said} == KNOWN.get(lab.stem, set()), said
+    problems = watched(lab, tmp_path, ranks, exit_code_of(lab))
+    assert {line.split(":")[0] for line in problems} == KNOWN.get(lab.stem, set()), problems
 
 
 @pytest.mark.slow

@@ -27,12 +27,14 @@ def test_outputs_are_fresh():
 
 
 def test_outputs_are_complete_and_leak_nothing():
-    found = []
+    complaints = []
     for lesson in LESSONS:
-        found += [f"{lesson.path.name}: {one}" for one in problems(lesson.notebook, socket.gethostname())]
+        complaints += [
+            f"{lesson.path.name}: {problem}" for problem in problems(lesson.notebook, socket.gethostname())
+        ]
         if not any(cell.outputs for cell in cells_of(lesson.notebook, "code")):
-            found.append(f"{lesson.path.name} shows nothing")
-    tell(found)
+            complaints.append(f"{lesson.path.name} shows nothing")
+    tell(complaints)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ def test_outputs_are_complete_and_leak_nothing():
     ],
 )
 def test_what_must_not_be_committed_is_found(notebook: NotebookNode, expected: str):
-    found = problems(notebook, HOST)
-    assert [expected in problem for problem in found] == [True]
+    complaints = problems(notebook, HOST)
+    assert [expected in problem for problem in complaints] == [True]
 
 
 @pytest.mark.parametrize(

@@ -49,17 +49,19 @@ def locked(name: str) -> dict[str, str]:
 
 def range_problems(project: dict, lock: dict[str, str]) -> list[str]:
     """Each requirement has a range with both ends, and the lock has a version in it."""
-    found = []
+    problems = []
     extras = project["project"]["optional-dependencies"]
-    for one in [Requirement(line) for extra in EXTRAS for line in extras[extra]]:
-        version = lock.get(canonicalize_name(one.name), "")
+    for requirement in [Requirement(line) for extra in EXTRAS for line in extras[extra]]:
+        version = lock.get(canonicalize_name(requirement.name), "")
         if not version:
-            found.append(f"{one.name} is not locked")
-        elif version not in one.specifier:
-            found.append(f"{one.name} is locked to {version}, which is outside of {one.specifier}")
-        if {spec.operator for spec in one.specifier} != {">=", "<"}:
-            found.append(f"{one.name} needs a lowest and a highest version")
-    return found
+            problems.append(f"{requirement.name} is not locked")
+        elif version not in requirement.specifier:
+            problems.append(
+                f"{requirement.name} is locked to {version}, which is outside of {requirement.specifier}"
+            )
+        if {spec.operator for spec in requirement.specifier} != {">=", "<"}:
+            problems.append(f"{requirement.name} needs a lowest and a highest version")
+    return problems
 
 
 def test_ranges_and_lock_agree():
@@ -85,9 +87,9 @@ def test_a_disagreement_is_found(extra: str, old: str, new: str, expected: str):
 def test_the_oldest_kernel_is_the_lowest_that_the_ranges_allow():
     wanted = [Requirement(line) for line in pyproject()["project"]["optional-dependencies"]["course"]]
     for name, version in locked(".ci/oldest-kernel.txt").items():
-        (one,) = [one for one in wanted if one.name == name]
-        (lowest,) = [spec.version for spec in one.specifier if spec.operator == ">="]
-        assert version in one.specifier and version.startswith(lowest)
+        (requirement,) = [requirement for requirement in wanted if requirement.name == name]
+        (lowest,) = [spec.version for spec in requirement.specifier if spec.operator == ">="]
+        assert version in requirement.specifier and version.startswith(lowest)
 
 
 def test_the_oldest_torch_that_is_tried_is_named():
@@ -117,11 +119,11 @@ def test_conda_installs_what_make_installs():
 
 def registry_problems(root: Path) -> list[str]:
     """Where packages come from is the reader's choice: no file names a registry."""
-    found = []
+    problems = []
     for path in sorted({path for place in PLACES for path in root.glob(place)}):
         for name in REGISTRIES.findall(path.read_text(encoding="utf-8")):
-            found.append(f"{path.name} names {name}")
-    return found
+            problems.append(f"{path.name} names {name}")
+    return problems
 
 
 def test_no_file_names_a_registry():

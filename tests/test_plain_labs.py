@@ -71,15 +71,15 @@ def run_alone(lab: Path, folder: Path) -> Done:
 
 
 def problems_of(done: Done, code: int) -> list[str]:
-    found = []
+    problems = []
     if done.returncode != code:
-        found.append(f"exit code {done.returncode}, announced is {code}\n{done.stdout}")
+        problems.append(f"exit code {done.returncode}, announced is {code}\n{done.stdout}")
     if not done.stdout.strip():
-        found.append("it printed nothing")
+        problems.append("it printed nothing")
     warning = LEAKS["a warning"].search(done.stdout)
     if warning and code == 0:
-        found.append(f"it printed a warning, {warning[0]}\n{done.stdout}")
-    return found
+        problems.append(f"it printed a warning, {warning[0]}\n{done.stdout}")
+    return problems
 
 
 @pytest.mark.slow
@@ -102,10 +102,10 @@ def test_a_plain_lab_runs_alone(lab: Path, tmp_path: Path):
 def test_a_lab_that_does_not_stand_alone_is_found(line: str, expected: list[str], tmp_path: Path):
     lab = tmp_path / "lab_90_small.py"
     lab.write_text(LAB.format(line=line), encoding="utf-8")
-    found = "\n".join(problems_of(run_alone(lab, tmp_path), 0))
-    assert bool(found) == bool(expected)
+    problems = "\n".join(problems_of(run_alone(lab, tmp_path), 0))
+    assert bool(problems) == bool(expected)
     for text in expected:
-        assert text in found
+        assert text in problems
 
 
 def test_the_exit_code_of_a_lab_that_fails_on_purpose_is_announced(tmp_path: Path):

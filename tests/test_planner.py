@@ -50,8 +50,8 @@ from shared.planner import (
 from shared.planner.__main__ import main
 from shared.planner.flops import MEGATRON
 from shared.planner.hardware import by_rule, seconds
-from shared.planner.models import gpt
 from shared.planner.stack import STACKS, stack_named
+from shared.planner.transformer import gpt
 from tests.helpers import ROOT
 from tests.launch import warm_torchrun
 
@@ -90,9 +90,9 @@ def test_parameters_are_counted():
 
 def test_seconds_beside_published_trainings():
     """The error that every plan prints is that of the rows that were not used for it."""
-    found = [row for name in published.SETS[1:] for row in published.rows(name)]
-    dense = [row for row in found if row.model.experts is None]
-    mixtures = [row for row in found if row.model.experts]
+    rows = [row for name in published.SETS[1:] for row in published.rows(name)]
+    dense = [row for row in rows if row.model.experts is None]
+    mixtures = [row for row in rows if row.model.experts]
     assert len(dense) >= 130 and len({row.model.name for row in dense}) >= 30
     assert published.mean_error(dense) <= search.ERROR
     assert published.mean_error(mixtures) <= search.ERROR_OF_EXPERTS
@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[published
     ),
     "no bubble": (lambda patch: patch.setattr(step, "bubble", lambda *_: 0.0), plain_pipelines),
     "tensor parallelism for nothing": (
-        lambda patch: patch.setattr(traffic, "_add_tensor", lambda found, work: None),
+        lambda patch: patch.setattr(traffic, "_add_tensor", lambda counts, work: None),
         lambda row: row.layout.tp > 1 and row.unit != "GiB",
     ),
     "the logits": (lambda patch: patch.setattr(memory, "working", lambda work: 0.0), measured_memory),
@@ -320,9 +320,9 @@ IMPOSSIBLE = {
 def test_why_a_layout_is_rejected(kind: str):
     fields, told = IMPOSSIBLE[kind]
     model = model_named("70b", 8200 if kind == "length" else 8192)
-    found = judge(Training(model, 64, 2048, 1e12), Layout(**fields))
-    assert isinstance(found, Rejected)
-    assert [told in problem.text for problem in found.problems if problem.kind == kind] == [True]
+    rejected = judge(Training(model, 64, 2048, 1e12), Layout(**fields))
+    assert isinstance(rejected, Rejected)
+    assert [told in problem.text for problem in rejected.problems if problem.kind == kind] == [True]
 
 
 def test_equal_plans_are_ordered_by_simplicity():
@@ -379,18 +379,18 @@ COMMAND = ["--model", "8b", "--gpus", "8", "--global-batch", "128"]
 
 def test_the_command_shows_a_plan_its_assumptions_and_its_error(capsys: pytest.CaptureFixture):
     assert main([*COMMAND, "--show", "1", "--tokens", "100B"]) == 0
-    said = capsys.readouterr().out
-    assert "Llama 3 8B: 8,030,261,248 parameters on 8 x H100 80GB" in said
+    output = capsys.readouterr().out
+    assert "Llama 3 8B: 8,030,261,248 parameters on 8 x H100 80GB" in output
     for word in ("large GEMMs reach 73%", "seconds 8%", "the simplest comes first", "layouts run and fit"):
-        assert word in said
-    assert "0.0 M" not in said and " k dollars" in said
+        assert word in output
+    assert "0.0 M" not in output and " k dollars" in output
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture):
     assert main([*COMMAND, "--json", "--show", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["plans"]) == 2 and found["error"] == search.ERROR
-    assert found["plans"][0]["time"]["total"] > 0 and found["model"]["parameters"] == 8030261248
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["plans"]) == 2 and report["error"] == search.ERROR
+    assert report["plans"][0]["time"]["total"] > 0 and report["model"]["parameters"] == 8030261248
 
 
 @pytest.mark.parametrize(
@@ -443,11 +443,11 @@ def test_bad_input_is_told_in_one_line(arguments: list[str], told: str, capsys: 
         code = main(arguments)
     except SystemExit as end:
         code = end.code
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert code == 2
-    assert said.startswith("rank-plan: ")
-    assert said.count("\n") == 1
-    assert told in said
+    assert stderr.startswith("rank-plan: ")
+    assert stderr.count("\n") == 1
+    assert told in stderr
 
 
 @pytest.mark.slow

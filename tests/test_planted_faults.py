@@ -57,14 +57,14 @@ def place_problems(fault: Fault) -> list[str]:
 
 def said_without_a_fault() -> dict[str, str]:
     """{lab: what the lessons show that it prints}, some labs end red on purpose, too."""
-    said: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for path in LESSON_PATHS:
         for cell in cells_of(nbformat.read(path, 4), "code"):
             commands = [line for line in cell.source.splitlines() if line.startswith("!")]
             for lab, *module in LAB_RUN.findall("\n".join(commands)):
                 name = lab or "_".join(module)
-                said[name] = said.get(name, "") + text_of(cell)
-    return said
+                outputs[name] = outputs.get(name, "") + text_of(cell)
+    return outputs
 
 
 def words_problems(fault: Fault, said: dict[str, str]) -> list[str]:
@@ -76,11 +76,11 @@ def words_problems(fault: Fault, said: dict[str, str]) -> list[str]:
 
 def test_each_lab_has_a_planted_fault_and_each_fault_its_place():
     labs = [path.stem.removeprefix("lab_") for path in sorted(LABS.glob("lab_*.py"))]
-    said = said_without_a_fault()
-    modules = [name for name in said if not place_of(name, ROOT).is_relative_to(LABS)]
+    outputs = said_without_a_fault()
+    modules = [name for name in outputs if not place_of(name, ROOT).is_relative_to(LABS)]
     problems = table_problems([*labs, *modules], FAULTS)
     for fault in FAULTS:
-        problems += place_problems(fault) + words_problems(fault, said)
+        problems += place_problems(fault) + words_problems(fault, outputs)
     assert not problems, "\n".join(problems)
 
 
@@ -114,8 +114,8 @@ def test_a_fault_without_its_place_is_found(
 
 
 def test_words_that_prove_nothing_are_found():
-    said = said_without_a_fault()
-    assert len(said) > len(list(LABS.glob("lab_*.py"))) / 2
+    outputs = said_without_a_fault()
+    assert len(outputs) > len(list(LABS.glob("lab_*.py"))) / 2
     hello = Fault("00_hello", "old", "new", "was here", run="00_digits")
     assert words_problems(hello, {"00_hello": "rank 0 was here"}) == []
     expected = ["lab_00_digits.py prints 'was here' without the fault, too"]

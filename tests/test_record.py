@@ -131,8 +131,8 @@ def test_the_two_can_disagree(recorded: list[dict]):
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "peers"), [("isend", [1, 2, 0]), ("batch_isend_irecv", [1, 2, 0])])
 def test_a_message_names_its_destination(way: str, peers: list[int], recorded: list[dict]):
-    found = [[peer for op, _, _, peer in rank[way]["calls"] if op == "send"] for rank in recorded]
-    assert found == [[peer] for peer in peers]
+    destinations = [[peer for op, _, _, peer in rank[way]["calls"] if op == "send"] for rank in recorded]
+    assert destinations == [[peer] for peer in peers]
 
 
 @pytest.mark.slow

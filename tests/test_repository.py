@@ -65,7 +65,11 @@ def test_the_dev_container_is_set_up_by_make():
     container = json.loads(read(".devcontainer/devcontainer.json"))
     assert strangers(container["postCreateCommand"]) == set()
     base = re.match(r"FROM python:(\d+\.\d+)-", read(".devcontainer/Dockerfile"))
-    (python,) = [one for one in yaml.safe_load(read("environment.yml"))["dependencies"] if "python=" in one]
+    (python,) = [
+        dependency
+        for dependency in yaml.safe_load(read("environment.yml"))["dependencies"]
+        if "python=" in dependency
+    ]
     assert base and python == f"python={base[1]}"
     packages = re.findall(r"missing\+=\(([^)]*)\)", read(".ci/run"))
     wanted = {name for line in packages for name in line.split() if not name.startswith("python3")}

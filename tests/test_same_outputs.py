@@ -37,8 +37,8 @@ def test_texts_are_the_same_up_to_rounding(expected: str, actual: str, same: boo
 
 def test_only_cells_that_differ_are_named():
     assert compare(shown("loss 0.50, 4 ranks"), shown("loss 0.501, 4 ranks")) == []
-    (found,) = compare(shown("4 ranks"), shown("3 ranks"))
-    assert found == "cell 0 shows\n3 ranks\nbut committed is\n4 ranks"
+    (difference,) = compare(shown("4 ranks"), shown("3 ranks"))
+    assert difference == "cell 0 shows\n3 ranks\nbut committed is\n4 ranks"
 
 
 def test_a_cell_tagged_timing_may_differ():

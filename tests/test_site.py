@@ -63,10 +63,12 @@ class Look:
     beyond: dict[str, int] = field(default_factory=dict)
 
     def problems(self, name: str) -> list[str]:
-        found = [f"{name} asks for {address}" for address in self.requests]
-        found += [f"{name} complains: {text}" for text in self.complaints]
-        found += [f"{name} is {n} pixels too wide for a {width}" for width, n in self.beyond.items() if n > 0]
-        return found
+        problems = [f"{name} asks for {address}" for address in self.requests]
+        problems += [f"{name} complains: {text}" for text in self.complaints]
+        problems += [
+            f"{name} is {n} pixels too wide for a {width}" for width, n in self.beyond.items() if n > 0
+        ]
+        return problems
 
 
 def look_at(chromium: Browser, page_file: Path) -> Look:
@@ -74,9 +76,12 @@ def look_at(chromium: Browser, page_file: Path) -> Look:
     look = Look()
     page = chromium.new_page(viewport=DESKTOP)
     page.set_default_timeout(HANG_S * 1000)
-    page.on("request", lambda one: look.requests.append(one.url) if _leaves(one.url) else None)
+    page.on("request", lambda request: look.requests.append(request.url) if _leaves(request.url) else None)
     page.on(
-        "console", lambda one: look.complaints.append(one.text) if one.type in ("error", "warning") else None
+        "console",
+        lambda message: (
+            look.complaints.append(message.text) if message.type in ("error", "warning") else None
+        ),
     )
     page.on("pageerror", lambda error: look.complaints.append(str(error)))
     page.goto(page_file.as_uri())
@@ -236,9 +241,9 @@ def test_sphinx_notices_a_link_that_leads_nowhere(text: str, builder: str, expec
 )
 def test_a_browser_notices(head: str, body: str, expected: str, tmp_path: Path, chromium: Browser):
     (tmp_path / "page.html").write_text(PAGE.format(head=head, body=body), encoding="utf-8")
-    found = look_at(chromium, tmp_path / "page.html").problems("page.html")
-    assert bool(found) == bool(expected)
-    assert expected in "\n".join(found)
+    problems = look_at(chromium, tmp_path / "page.html").problems("page.html")
+    assert bool(problems) == bool(expected)
+    assert expected in "\n".join(problems)
 
 
 # How pages are put together

@@ -127,16 +127,16 @@ def test_a_shell_gets_what_torchrun_says_and_a_failure_is_torchrun_s_own(
             )
 
         warm.server.known_kernels.add("a kernel")
-        said, code = shell("torchrun --standalone --nproc-per-node=3 lab.py")
-        assert (said.decode().split("\r\n"), code) == (["ranks: 3", ""], 0)
+        output, code = shell("torchrun --standalone --nproc-per-node=3 lab.py")
+        assert (output.decode().split("\r\n"), code) == (["ranks: 3", ""], 0)
         lab.write_text(f"{GOOD}\nimport sys\nprint('in passing', file=sys.stderr)\n", encoding="utf-8")
-        said, code = shell("torchrun --standalone --nproc-per-node=1 lab.py > log; echo log: $(cat log)")
-        assert (said.decode().split("\r\n"), code) == (["in passing", "log: ranks: 1", ""], 0)
+        output, code = shell("torchrun --standalone --nproc-per-node=1 lab.py > log; echo log: $(cat log)")
+        assert (output.decode().split("\r\n"), code) == (["in passing", "log: ranks: 1", ""], 0)
         lab.write_text(f"{GOOD}\nraise SystemExit(3)\n", encoding="utf-8")
-        said, code = shell("torchrun --standalone --nproc-per-node=2 lab.py")
+        output, code = shell("torchrun --standalone --nproc-per-node=2 lab.py")
         assert code == 1
-        assert b"exitcode  : 3" in said  # torchrun's report
-        assert said.count(b"ranks: 2") == 1
+        assert b"exitcode  : 3" in output  # torchrun's report
+        assert output.count(b"ranks: 2") == 1
     finally:
         warm.stop()
     assert SOCKET not in os.environ

@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{rule.code} {rule.severity:6} {rule.name:14} {rule.question}")
         return 0
     paths = list(files_of(options.paths, {*SKIPPED, *settings.get("exclude", [])}))
-    report = check(paths, rules, [Path(one) for one in settings.get("src", [])])
+    report = check(paths, rules, [Path(folder) for folder in settings.get("src", [])])
     print(FORMATS[options.output_format](report, rules, len(paths)))
     for line in report.errors:
         print(line, file=sys.stderr)
@@ -118,14 +118,14 @@ def read_settings(first: str) -> dict[str, Any]:
         if not path.is_file():
             continue
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("rank-check", {})
+            settings = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("rank-check", {})
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: {error}") from None
-        for name, value in found.items():
+        for name, value in settings.items():
             if name not in OPTIONS or not isinstance(value, OPTIONS[name]):
                 known = ", ".join(f"{name} ({kind.__name__})" for name, kind in OPTIONS.items())
                 raise UsageError(f"{path}: [tool.rank-check] {name}: known are {known}")
-        return {**found, "src": [str(folder / one) for one in found.get("src", [])]}
+        return {**settings, "src": [str(folder / src) for src in settings.get("src", [])]}
     return {}
 
 
@@ -141,17 +141,17 @@ def chosen(select: list[str] | None, ignore: list[str]) -> tuple[Rule, ...]:
 
 
 def named(words: list[str]) -> list[Rule]:
-    found = []
+    result = []
     for word in words:
         rules = [
-            one
-            for one in RULES
-            if word == "ALL" or word in (one.name, one.severity) or one.code.startswith(word)
+            rule
+            for rule in RULES
+            if word == "ALL" or word in (rule.name, rule.severity) or rule.code.startswith(word)
         ]
         if not rules:
             raise UsageError(f"{word} is no rule: see rank-check --rules")
-        found += rules
-    return found
+        result += rules
+    return result
 
 
 def files_of(paths: list[str], left_out: set[str]) -> Iterator[Path]:
@@ -162,10 +162,12 @@ def files_of(paths: list[str], left_out: set[str]) -> Iterator[Path]:
             yield path
             continue
         for folder, folders, names in os.walk(path):
-            folders[:] = sorted(one for one in folders if one not in left_out and not one.startswith("."))
-            for one in sorted(names):
-                if one.endswith((".py", ".ipynb")) and one not in left_out:
-                    yield Path(folder, one)
+            folders[:] = sorted(
+                child for child in folders if child not in left_out and not child.startswith(".")
+            )
+            for file in sorted(names):
+                if file.endswith((".py", ".ipynb")) and file not in left_out:
+                    yield Path(folder, file)
 
 
 def command() -> None:

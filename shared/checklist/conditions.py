@@ -41,7 +41,7 @@ def negate(condition: Condition) -> Condition:
         return not condition
     if type(condition) is Leaf:
         return Leaf(condition[0], condition[1], not condition[2])
-    parts = tuple([negate(one) for one in condition.parts])  # type: ignore[union-attr]
+    parts = tuple([negate(part) for part in condition.parts])  # type: ignore[union-attr]
     return (Some if type(condition) is All else All)(parts, condition.size)  # type: ignore[union-attr]
 
 
@@ -57,12 +57,12 @@ def _join(kind: type[All] | type[Some], conditions: tuple, neutral: bool) -> Con
     """``neutral`` is the answer that does not matter: True among those joined by ``and``."""
     parts: dict[Condition, None] = {}
     size = 0
-    for one in conditions:
-        if one is neutral:
+    for condition in conditions:
+        if condition is neutral:
             continue
-        if one is (not neutral):
+        if condition is (not neutral):
             return not neutral
-        for part in one.parts if type(one) is kind else (one,):
+        for part in condition.parts if type(condition) is kind else (condition,):
             if part in parts:
                 continue
             if type(part) is Leaf:
@@ -83,9 +83,9 @@ def _join(kind: type[All] | type[Some], conditions: tuple, neutral: bool) -> Con
 
 def _worst(parts: dict) -> Leaf:
     """One leaf in place of a long condition."""
-    found = {leaf.kind for part in parts for leaf in leaves(part)}
-    kind = next((one for one in ("own", "some", "turn") if one in found), "")
-    kind = kind or ("some" if found & {"one", "local one"} else "option")
+    kinds = {leaf.kind for part in parts for leaf in leaves(part)}
+    kind = next((kind for kind in ("own", "some", "turn") if kind in kinds), "")
+    kind = kind or ("some" if kinds & {"one", "local one"} else "option")
     return Leaf(kind, ("long", hash(tuple(parts))))
 
 
@@ -117,21 +117,21 @@ def simplify(condition: Condition, known: dict) -> Condition:
 
 def answers(condition: Condition) -> dict:
     """What is known where a condition is true."""
-    found: dict = {}
+    known: dict = {}
     for part in condition.parts if isinstance(condition, All) else (condition,):
         if isinstance(part, Leaf):
-            found[part.kind, part.key] = part.positive
+            known[part.kind, part.key] = part.positive
             if part.kind == "one" and part.positive:
-                found["one"] = part.key
-    return found
+                known["one"] = part.key
+    return known
 
 
 def apart(condition: Condition) -> list[Leaf]:
     """The questions that ranks answer differently, if any decide."""
-    found = list(leaves(condition))
-    if any(leaf.kind == "turn" for leaf in found):
+    questions = list(leaves(condition))
+    if any(leaf.kind == "turn" for leaf in questions):
         return []
-    return [leaf for leaf in found if leaf.kind in APART]
+    return [leaf for leaf in questions if leaf.kind in APART]
 
 
 def is_of_error(leaf: Leaf) -> bool:

@@ -61,7 +61,7 @@ class Expressions(State):
 
     def value_of_parts(self, node: ast.AST) -> Value:
         return self.mixed(
-            [self.value(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+            [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         )
 
     def mixed(self, parts: list[Value], key: object = None) -> Value:
@@ -70,10 +70,10 @@ class Expressions(State):
         vary = 0
         for part in parts:
             vary |= part.vary
-            for one in inside(part) if isinstance(part, HOLDERS) else (part,):
-                vary |= one.vary
-                if one.src:
-                    src = src | one.src
+            for value in inside(part) if isinstance(part, HOLDERS) else (part,):
+                vary |= value.vary
+                if value.src:
+                    src = src | value.src
         return Value(vary=vary, src=src, key=key)
 
     # --- names and literals ---
@@ -99,63 +99,65 @@ class Expressions(State):
             return Const("__main__" if scope.source is self.main else scope.source.name)
         if name in BUILTINS:
             return Lib(f"builtins.{name}")
-        found = self.hinted(name)
-        scope.locals[name] = found  # the same one when it is asked for again
-        return found
+        value = self.hinted(name)
+        scope.locals[name] = value  # the same one when it is asked for again
+        return value
 
     def hinted(self, name: str) -> Value:
         """Something unknown, by its name: a rank, or whether this is the main process."""
         known = role_of_name(name)
         if not known:
             return Value(name=name, test=who_of_name(name))
-        found = Role(known)
-        found.mark(hinted=name not in ENVIRONMENT)
-        return found
+        hint = Role(known)
+        hint.mark(hinted=name not in ENVIRONMENT)
+        return hint
 
     def value_JoinedStr(self, node: ast.JoinedStr) -> Value:
-        parts = [self.value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
+        parts = [
+            self.value(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values
+        ]
         return self.text_of(parts)
 
     def text_of(self, parts: list[Value]) -> Value:
         """A text put together from parts: equal for equal parts."""
-        data = [plain(one) for one in parts]
-        if all(isinstance(one, str | int) for one in data):
+        data = [plain(part) for part in parts]
+        if all(isinstance(piece, str | int) for piece in data):
             return Const("".join(map(str, data)))
-        found = self.mixed(parts, ("text", *(one.key for one in parts)))
-        found.name = "".join(str(one) if isinstance(one, str) else "*" for one in data)
+        text = self.mixed(parts, ("text", *(part.key for part in parts)))
+        text.name = "".join(str(piece) if isinstance(piece, str) else "*" for piece in data)
         if data and isinstance(data[0], str) and data[0].startswith("cuda"):
-            found.mark(index=parts[-1])
-        return found
+            text.mark(index=parts[-1])
+        return text
 
     def value_Tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Value:
         items: list[Value] = []
         more = False
-        for one in node.elts:
-            if isinstance(one, ast.Starred):
-                inner = self.value(one.value)
+        for element in node.elts:
+            if isinstance(element, ast.Starred):
+                inner = self.value(element.value)
                 if isinstance(inner, Items):
                     items += inner.items
                     more = more or inner.more
                 else:
-                    items.append(self.item_of(inner, one))
+                    items.append(self.item_of(inner, element))
                     more = True
             else:
-                items.append(self.value(one))
+                items.append(self.value(element))
         return Items(items, more)
 
     value_List = value_Tuple
     value_Set = value_Tuple
 
     def value_Dict(self, node: ast.Dict) -> Value:
-        found: dict[object, Value] = {}
+        pairs: dict[object, Value] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self.value(value)
             if key is None:
-                found.update(inner.items if isinstance(inner, Pairs) else {...: inner})
+                pairs.update(inner.items if isinstance(inner, Pairs) else {...: inner})
                 continue
             name = self.value(key)
-            found[name.data if isinstance(name, Const) and is_plain(name.data) else ...] = inner
-        return Pairs(found)
+            pairs[name.data if isinstance(name, Const) and is_plain(name.data) else ...] = inner
+        return Pairs(pairs)
 
     def value_Lambda(self, node: ast.Lambda) -> Value:
         return Function(node, self.frame, self.frame.source)
@@ -193,11 +195,11 @@ class Expressions(State):
             and not first.ifs
             and len(over.items) <= MOST_ITEMS
         ):
-            found = []
-            for one in over.items:
-                self.assign(first.target, one)
-                found.append(self.value(node.elt))
-            return Items(found)
+            items = []
+            for item in over.items:
+                self.assign(first.target, item)
+                items.append(self.value(node.elt))
+            return Items(items)
         return Items([self.comprehended(node, over, lambda: self.value(node.elt))], True, over.vary & UNEVEN)
 
     value_GeneratorExp = value_ListComp
@@ -210,56 +212,56 @@ class Expressions(State):
     def comprehended(self, node: Any, over: Value, look: Callable[[], Value]) -> Value:
         """What stands in a list that is made in a loop."""
         undo = []
-        for place, one in enumerate(node.generators):
-            over = over if place == 0 else self.value(one.iter)
+        for place, clause in enumerate(node.generators):
+            over = over if place == 0 else self.value(clause.iter)
             undo.append(self.push(self.rounds(over, node), node, "loop"))
-            self.assign(one.target, self.item_of(over, node))
-            for test in one.ifs:
+            self.assign(clause.target, self.item_of(over, node))
+            for test in clause.ifs:
                 undo.append(self.push(self.now(self.truth(self.value(test))), node, "if"))
-        found = look()
-        for one in reversed(undo):
-            self.pop(one)
-        return found
+        element = look()
+        for clause in reversed(undo):
+            self.pop(clause)
+        return element
 
     # --- choices ---
 
     def value_IfExp(self, node: ast.IfExp) -> Value:
         condition = self.now(self.truth(self.value(node.test)))
-        found: list[tuple[Condition, Value]] = []
+        choices: list[tuple[Condition, Value]] = []
 
         def look(way: Condition, part: ast.expr) -> Callable[[], None]:
-            return lambda: found.append((way, self.value(part)))
+            return lambda: choices.append((way, self.value(part)))
 
         self.branches(condition, node, look(condition, node.body), look(negate(condition), node.orelse))
-        result = self.choice(found)
+        result = self.choice(choices)
         if type(result) is Value and any(leaf.kind != "own" for leaf in apart(condition)):
             result.vary |= RANK
         return result
 
     def value_BoolOp(self, node: ast.BoolOp) -> Value:
         goes_on = isinstance(node.op, ast.And)
-        found: list[tuple[Condition, Value]] = []
+        choices: list[tuple[Condition, Value]] = []
         tests: list[Condition] = []
         undo = []
         way: Condition = True
-        for one in node.values:
-            value = self.value(one)
+        for operand in node.values:
+            value = self.value(operand)
             test = self.now(self.truth(value))
             tests.append(test)
             ends = negate(test) if goes_on else test
-            last = one is node.values[-1]
-            found.append((way if last else both(way, ends), value))
+            last = operand is node.values[-1]
+            choices.append((way if last else both(way, ends), value))
             if last or ends is True:
                 break
             way = both(way, negate(ends))
             undo.append(self.push(negate(ends), node, "if"))
         for done in reversed(undo):
             self.pop(done)
-        result = self.choice(found)
+        result = self.choice(choices)
         test = both(*tests) if goes_on else either(*tests)
         if isinstance(result, Const | Thing | Role | Function | Lib | Class | Items | Pairs):
             return result
-        if isinstance(result, Choice) or result.test is not None or len(found) > 1:
+        if isinstance(result, Choice) or result.test is not None or len(choices) > 1:
             made = (
                 Choice(result.choices, result.vary)
                 if isinstance(result, Choice)
@@ -279,9 +281,9 @@ class Expressions(State):
         return self.mixed([value], ("unary", type(node.op).__name__, value.key))
 
     def tested(self, test: Condition, parts: list[Value]) -> Value:
-        found = self.mixed(parts)
-        found.test = test
-        return found
+        result = self.mixed(parts)
+        result.test = test
+        return result
 
     # --- truth ---
 
@@ -290,7 +292,7 @@ class Expressions(State):
         if value.test is not None:
             return value.test
         if isinstance(value, Choice):
-            return either(*(both(condition, self.truth(one)) for condition, one in value.choices))
+            return either(*(both(condition, self.truth(candidate)) for condition, candidate in value.choices))
         if isinstance(value, Const):
             return bool(value.data)
         if isinstance(value, Role):
@@ -335,19 +337,19 @@ class Expressions(State):
         test = self.now(both(*tests))
         if isinstance(test, bool):
             return Const(test)
-        found = self.tested(test, parts)
+        result = self.tested(test, parts)
         if not any(leaf.kind == "own" for leaf in leaves(test)):
-            found.vary &= ~OWN
-        return found
+            result.vary &= ~OWN
+        return result
 
     def compared(self, left: Value, sign: str, right: Value) -> Condition:
         if "Not" in sign:
             return negate(self.compared(left, sign.replace("Not", ""), right))
         few = isinstance(left, Choice) and (len(left.choices) <= 3 or isinstance(right, Const))
         if few and self.may_be_told(left) and not left.vary & OWN:
-            return either(*(both(way, self.compared(one, sign, right)) for way, one in ways_of(left)))
+            return either(*(both(way, self.compared(value, sign, right)) for way, value in ways_of(left)))
         if isinstance(right, Choice) and role(left) and self.may_be_told(right):
-            return either(*(both(way, self.compared(left, sign, one)) for way, one in ways_of(right)))
+            return either(*(both(way, self.compared(left, sign, value)) for way, value in ways_of(right)))
         return self.compared_two(left, sign, right)
 
     def compared_two(self, left: Value, sign: str, right: Value) -> Condition:
@@ -368,21 +370,23 @@ class Expressions(State):
         return self.compared_others(left, sign, right)
 
     def may_be_told(self, value: Value) -> bool:
-        return all(isinstance(one, Const | Role | Thing | Lib | Function | Class) for one in each(value))
+        return all(
+            isinstance(candidate, Const | Role | Thing | Lib | Function | Class) for candidate in each(value)
+        )
 
     def compared_others(self, left: Value, sign: str, right: Value) -> Condition:
-        found = self.mixed([left, right], ("compare", left.key, sign, right.key))
+        result = self.mixed([left, right], ("compare", left.key, sign, right.key))
         if sign in ("Eq", "Is") and isinstance(right, Const) and isinstance(right.data, bool):
             return self.truth(left) if right.data else negate(self.truth(left))
-        for one in (left, right):
-            if one.vary & ROUND and one.name == "world range" and found.vary & RANK:
-                return Leaf("turn", found.key)
-        empty = any(plain(one) == 0 and type(plain(one)) is int for one in (left, right))
+        for side in (left, right):
+            if side.vary & ROUND and side.name == "world range" and result.vary & RANK:
+                return Leaf("turn", result.key)
+        empty = any(plain(side) == 0 and type(plain(side)) is int for side in (left, right))
         if isinstance(right, Const) and isinstance(right.data, str):
-            found.vary &= ~OWN  # what kind a batch is of
+            result.vary &= ~OWN  # what kind a batch is of
             if sign == "Eq" and left.name and not left.vary & (DIFFERS | ROUND):
                 return Leaf("option", ("is", left.name, right.data))  # wherever that option is asked
-        return self.asks(found, empty)
+        return self.asks(result, empty)
 
     def compared_constants(self, left: Any, sign: str, right: Any) -> Condition:
         try:
@@ -399,7 +403,9 @@ class Expressions(State):
         if isinstance(value, Const):
             return value.data is None
         if isinstance(value, Choice):
-            return either(*(both(condition, self.is_nothing(one)) for condition, one in value.choices))
+            return either(
+                *(both(condition, self.is_nothing(candidate)) for condition, candidate in value.choices)
+            )
         if isinstance(value, Role | Lib | Function | Class | Module | Method | Thing | Items | Pairs):
             return False
         if value.vary & OWN and not value.vary & UNKNOWN and value.note("batch"):
@@ -410,22 +416,22 @@ class Expressions(State):
         if isinstance(right, Lib) and right.name == "os.environ":
             return True if role_of_environment(plain(left)) else Leaf("option", ("environ", left.key))
         if isinstance(right, Items) and not right.more:
-            numbers = [plain(one) for one in right.items]
-            if role(left) and all(type(one) is int for one in numbers):
-                kept = [one for one in numbers if one >= 0]
+            numbers = [plain(item) for item in right.items]
+            if role(left) and all(type(number) is int for number in numbers):
+                kept = [number for number in numbers if number >= 0]
                 if len(kept) == 1:
                     return self.compared_role(left, "Eq", Const(kept[0]))
                 return Leaf("some", ("in", left.key, tuple(kept))) if kept and left.vary & RANK else False
-            if isinstance(left, Const) and all(isinstance(one, Const) for one in right.items):
+            if isinstance(left, Const) and all(isinstance(item, Const) for item in right.items):
                 return left.data in numbers
-        found = self.mixed([left, right], ("in", left.key, right.key))
+        result = self.mixed([left, right], ("in", left.key, right.key))
         if role(left) in ("rank", "local rank", "index", "node"):
-            return Leaf("some", found.key)
+            return Leaf("some", result.key)
         if isinstance(right, Pairs):
-            found.vary = left.vary & (OWN | UNKNOWN) if not isinstance(left, Items) else 0
+            result.vary = left.vary & (OWN | UNKNOWN) if not isinstance(left, Items) else 0
         if not isinstance(left, Const):
-            return self.asks(found)
-        return Leaf("option", found.key)
+            return self.asks(result)
+        return Leaf("option", result.key)
 
     def compared_role(self, left: Value, sign: str, right: Value) -> Condition:
         """Who is meant by a rank, or a number of ranks, that is compared."""
@@ -475,9 +481,9 @@ class Expressions(State):
 
     def computed(self, left: Value, sign: str, right: Value) -> Value:
         if isinstance(left, Const) and isinstance(right, Const):
-            found = computed_constants(left.data, sign, right.data)
-            if found is not None:
-                return Const(found)
+            result = computed_constants(left.data, sign, right.data)
+            if result is not None:
+                return Const(result)
         if sign == "Div" and (left.note("path") or isinstance(left, Lib) or isinstance(plain(right), str)):
             return self.joined_path([left, right])
         if sign == "Add" and isinstance(left, Items) and isinstance(right, Items):
@@ -489,32 +495,32 @@ class Expressions(State):
         number = computed_role(left, sign, right)
         if number:
             return Role(number)
-        found = self.mixed([left, right], ("computed", hash((left.key, sign, right.key))))
-        self.note_kind_of_number(found, left, sign, right)
+        result = self.mixed([left, right], ("computed", hash((left.key, sign, right.key))))
+        self.note_kind_of_number(result, left, sign, right)
         if sign == "Mult":
-            found.mark(factors=(left.key, right.key))
+            result.mark(factors=(left.key, right.key))
         if sign in ("Mod", "FloorDiv", "Sub", "BitAnd"):
-            found.mark(number=True)
-        return found
+            result.mark(number=True)
+        return result
 
-    def note_kind_of_number(self, found: Value, left: Value, sign: str, right: Value) -> None:
+    def note_kind_of_number(self, result: Value, left: Value, sign: str, right: Value) -> None:
         if sign in ("FloorDiv", "Mod") and role(right) == "world":
-            found.vary |= EVEN
-            found.vary &= ~UNEVEN
+            result.vary |= EVEN
+            result.vary &= ~UNEVEN
         if sign == "Div" and left.vary & OWN and right.vary & (COUNTED | UNEVEN) and not right.vary & UNKNOWN:
-            found.vary |= DIVIDED
+            result.vary |= DIVIDED
         if sign == "Sub" and right.vary & SAVED:
-            found.mark(rest=True)
-            found.vary &= ~SAVED
+            result.mark(rest=True)
+            result.vary &= ~SAVED
         if sign == "BitAnd" and (left.test is not None or right.test is not None):
-            found.test = both(self.truth(left), self.truth(right))
+            result.test = both(self.truth(left), self.truth(right))
 
     def joined_path(self, parts: list[Value]) -> Value:
-        found = self.text_of([part for one in parts for part in (one, Const("/"))][:-1])
-        if isinstance(found, Const):
-            found = Const(found.data)
-        found.mark(path=True)
-        return found
+        path = self.text_of([part for piece in parts for part in (piece, Const("/"))][:-1])
+        if isinstance(path, Const):
+            path = Const(path.data)
+        path.mark(path=True)
+        return path
 
     # --- parts of a value ---
 
@@ -532,29 +538,29 @@ class Expressions(State):
         if (
             isinstance(of, Items)
             and not of.more
-            and all(isinstance(one, Const) for one in (lower, upper, step))
+            and all(isinstance(bound, Const) for bound in (lower, upper, step))
         ):
             return Items(of.items[slice(plain(lower), plain(upper), plain(step))])
-        found = self.mixed([of, lower, upper, step], ("slice", of.key, lower.key, upper.key, step.key))
-        found.name = of.name
+        piece = self.mixed([of, lower, upper, step], ("slice", of.key, lower.key, upper.key, step.key))
+        piece.name = of.name
         if lower.vary & RANK and role(step) == "world":
             even = (of.vary | upper.vary) & EVEN
-            found.vary = (found.vary & ~EVEN) | (0 if even else UNEVEN)
+            piece.vary = (piece.vary & ~EVEN) | (0 if even else UNEVEN)
         elif not is_none(upper) and upper.vary & EVEN and not lower.vary & RANK:
-            found.vary |= EVEN
+            piece.vary |= EVEN
         if lower.vary & RANK and of.vary & OWN and of.note("drawn"):
             self.see("random shard", Call(node, [of]), of)
         shard = (
-            Thing("subset", node, inner=of, vary=found.vary, src=found.src) if lower.vary & RANK else found
+            Thing("subset", node, inner=of, vary=piece.vary, src=piece.src) if lower.vary & RANK else piece
         )
-        shard.key = found.key
+        shard.key = piece.key
         return shard
 
     def item(self, of: Value, index: Value) -> Value:
         """``of[index]``."""
         key = plain(index)
         if isinstance(of, Choice):
-            return self.choice([(condition, self.item(one, index)) for condition, one in of.choices])
+            return self.choice([(condition, self.item(value, index)) for condition, value in of.choices])
         if isinstance(of, Lib):
             return self.of_environment(key) if of.name == "os.environ" else of
         if isinstance(of, Items):
@@ -582,8 +588,8 @@ class Expressions(State):
             return self.part(rest, f"[{key}]", index)
         if rest is not None or not isinstance(index, Const):
             return rest or self.mixed([*of.items.values(), index])
-        found = of.items[key] = self.hinted(str(key))
-        return found
+        value = of.items[key] = self.hinted(str(key))
+        return value
 
     def part(self, of: Value, name: str, index: Value | None = None) -> Value:
         """Something of a value that is not known itself; the same whenever it is asked for."""
@@ -598,10 +604,10 @@ class Expressions(State):
         if isinstance(known, Role):
             known_parts[name] = known
             return known
-        found = Value(vary=vary, src=of.src, name=known.name or of.name, test=known.test)
-        found.mark(of=of)
-        known_parts[name] = found
-        return found
+        part = Value(vary=vary, src=of.src, name=known.name or of.name, test=known.test)
+        part.mark(of=of)
+        known_parts[name] = part
+        return part
 
     def of_environment(self, name: object) -> Value:
         known = role_of_environment(name)
@@ -616,8 +622,8 @@ def computed_constants(left: Any, sign: str, right: Any) -> Any:
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     try:
         if sign == "Add" and (numbers or (isinstance(left, str) and isinstance(right, str))):
-            found = left + right
-            return found if not isinstance(found, str) or len(found) < LONGEST_TEXT else None
+            result = left + right
+            return result if not isinstance(result, str) or len(result) < LONGEST_TEXT else None
         if not numbers:
             return None
         if sign == "Sub":
@@ -635,8 +641,8 @@ def computed_role(left: Value, sign: str, right: Value) -> str:
     """``node * gpus + local_rank`` is a rank, ``rank % gpus`` is a local rank."""
     first, second = role(left), role(right)
     if sign == "Add":
-        for one, other in ((first, right), (second, left)):
-            if one in ("local rank", "index") and (other.note("factors") or other.vary & RANK):
+        for name, other in ((first, right), (second, left)):
+            if name in ("local rank", "index") and (other.note("factors") or other.vary & RANK):
                 return "rank"
     if (
         sign == "Mod"

@@ -59,9 +59,12 @@ def check(paths: list[Path], rules: tuple[Rule, ...] = RULES, folders: list[Path
         for source in sources:
             examine(project, source, rules, report, seen)
     worst = list(SEVERITIES)
-    report.findings.sort(
-        key=lambda one: (one.path, one.cell, one.line, -worst.index(one.rule.severity), one.rule.code)
-    )
+
+    def place(finding: Finding) -> tuple:
+        severity = worst.index(finding.rule.severity)
+        return finding.path, finding.cell, finding.line, -severity, finding.rule.code
+
+    report.findings.sort(key=place)
     return report
 
 
@@ -79,10 +82,10 @@ def examine(
                 if not isinstance(answer, Found):
                     report.unasked[answer.why] += 1
                     continue
-                found = finding(answer, rule)
-                if found is not None and found[:5] not in seen:
-                    seen.add(found[:5])
-                    report.findings.append(found)
+                entry = finding(answer, rule)
+                if entry is not None and entry[:5] not in seen:
+                    seen.add(entry[:5])
+                    report.findings.append(entry)
     except (RecursionError, MemoryError):
         report.errors.append(f"{source.path}: nested too deeply to be read")
     except Exception as error:  # ours; the other files are read all the same
@@ -107,7 +110,7 @@ def findings(text: str) -> list[tuple[int, str, str]]:
     """(line, rule, what is wrong there) in a script's text; no other file is read."""
     report = Report([], Counter(), [])
     examine(Project(), Source(text, None), RULES, report, set())
-    return sorted((one.line, one.rule.name, one.text) for one in report.findings)
+    return sorted((entry.line, entry.rule.name, entry.text) for entry in report.findings)
 
 
 __all__ = ["RULES", "Finding", "Report", "check", "findings", "read"]

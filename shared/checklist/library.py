@@ -163,7 +163,7 @@ SHORT_NAMES = """
     nn.utils= nn.SyncBatchNorm.= nn=nn. cuda.amp= cpu.amp= amp= cuda.=cuda. accelerator.=cuda.
     xpu.=cuda. npu.=cuda. profiler= autograd.profiler=
 """
-SHORT = [tuple(one.split("=")) for one in SHORT_NAMES.split()]  # the first that fits
+SHORT = [tuple(pair.split("=")) for pair in SHORT_NAMES.split()]  # the first that fits
 
 
 class Library(Objects):
@@ -180,9 +180,9 @@ class Library(Objects):
             return do(self, call, short)
         for start, family in FAMILIES.items():
             if short.startswith(start):
-                found = family(self, call, short)
-                if found is not None:
-                    return found
+                result = family(self, call, short)
+                if result is not None:
+                    return result
         if name.startswith(".") or root not in HARMLESS:
             return self.call_unread(name, last, call)
         return self.call_harmless(short, last, call)
@@ -198,9 +198,9 @@ class Library(Objects):
         if name in CLOCKS or name in OF_PROCESS:
             return Value(vary=OWN if name in CLOCKS else OWN | RANK)
         self.launch_maybe(last, call, launched="launch" in last or "spawn" in last)
-        found = self.mixed(call.given())
-        if found.vary & RANK and name.partition(".")[0] not in COMPUTING:
-            found.vary |= UNKNOWN
+        result = self.mixed(call.given())
+        if result.vary & RANK and name.partition(".")[0] not in COMPUTING:
+            result.vary |= UNKNOWN
         if last[:1].isupper() or last in ("from_pretrained", "create_model", "get_peft_model", "from_config"):
             kind = (
                 "module"
@@ -209,9 +209,9 @@ class Library(Objects):
                 else "object"
             )
             kind = "metric" if name.startswith(("torchmetrics", "evaluate")) else kind
-            return Thing(kind, call.node, call, inner=Lib(name), vary=found.vary, src=found.src)
-        found.mark(made_by=name)
-        return found
+            return Thing(kind, call.node, call, inner=Lib(name), vary=result.vary, src=result.src)
+        result.mark(made_by=name)
+        return result
 
     def call_unread(self, name: str, last: str, call: Call) -> Value:
         """A function whose code is not there."""
@@ -248,28 +248,28 @@ class Library(Objects):
         if launched is not None:
             return launched
         self.escape(call, last)
-        found = self.mixed(call.given())
-        wrapped = [one for given in call.given() for one in inside(given) if self.is_together(one)]
-        for one in wrapped:
-            found.src = found.src | {self.forward_of(one, call)}
-        if wrapped and found.vary & (OWN | UNKNOWN):
-            found.vary |= OWN
+        result = self.mixed(call.given())
+        wrapped = [value for given in call.given() for value in inside(given) if self.is_together(value)]
+        for model in wrapped:
+            result.src = result.src | {self.forward_of(model, call)}
+        if wrapped and result.vary & (OWN | UNKNOWN):
+            result.vary |= OWN
         word = bare(last)
-        if not any(one in word for one in LOSSES) or any(one in word for one in SYNCHRONISING):
-            found.vary |= UNKNOWN
-        found.vary &= ~(MEASURED | COUNTED | SHAPE)
-        found.name = last
-        found.mark(unread=last)
-        return found
+        if not any(part in word for part in LOSSES) or any(part in word for part in SYNCHRONISING):
+            result.vary |= UNKNOWN
+        result.vary &= ~(MEASURED | COUNTED | SHAPE)
+        result.name = last
+        result.mark(unread=last)
+        return result
 
     def escape(self, call: Call, name: str) -> None:
         """What is handed to code that is not read may be changed there."""
         for given in call.given():
-            for one in inside(given):
-                if isinstance(one, Thing | Value) and not isinstance(one, Const | Lib | Role):
-                    one.mark(escaped=name)
-                    if isinstance(one, Thing) and one.kind in ("instance", "partial"):
-                        for part in list(one.own().values()):
+            for value in inside(given):
+                if isinstance(value, Thing | Value) and not isinstance(value, Const | Lib | Role):
+                    value.mark(escaped=name)
+                    if isinstance(value, Thing) and value.kind in ("instance", "partial"):
+                        for part in list(value.own().values()):
                             if isinstance(part, Thing):
                                 part.mark(escaped=name)
 
@@ -278,9 +278,9 @@ class Library(Objects):
     def launch_maybe(self, name: str, call: Call, launched: bool) -> Value | None:
         """Enter a function of the script that is handed to a launcher; None if it is none."""
         functions = [
-            one
-            for one in call.given()
-            if isinstance(one, Function) or (isinstance(one, Thing) and one.kind == "partial")
+            value
+            for value in call.given()
+            if isinstance(value, Function) or (isinstance(value, Thing) and value.kind == "partial")
         ]
         starts = any(
             word in name.lower()
@@ -289,7 +289,7 @@ class Library(Objects):
         if not functions or not starts:
             return None
         given = call.keywords.get("args")
-        rest = [one for one in call.args if one is not functions[0]]
+        rest = [argument for argument in call.args if argument is not functions[0]]
         arguments = (
             given.items if isinstance(given, Items) else rest if name.lower() in ("run", "submit") else []
         )
@@ -310,27 +310,27 @@ class Library(Objects):
         if launched:
             self.launches = True
             self.launched += 1
-            self.guards = [one for one in guards if not apart(one.condition)]  # it is another process
+            self.guards = [guard for guard in guards if not apart(guard.condition)]  # it is another process
             self.known = {
                 key: answer for key, answer in known.items() if isinstance(key, tuple) and key[0] == "option"
             }
         target = function.body if isinstance(function, Function) else None
-        names = [one.arg for one in target.args.args] if target is not None else []
+        names = [parameter.arg for parameter in target.args.args] if target is not None else []
         if not index and names and len(names) == len(arguments) + 1 and arguments and launched or index:
             arguments = [Role("index"), *arguments]
-        found = self.call_value(function, Call(call.node, arguments, more=not launched))
+        result = self.call_value(function, Call(call.node, arguments, more=not launched))
         if launched:
             self.launched -= 1
         self.loops, self.contexts, self.guards, self.known = loops, contexts, guards, known
-        return found
+        return result
 
     # --- seeds and random numbers ---
 
     def seed(self, library: str, value: Value | None, call: Call, differs: bool = False) -> None:
         if value is not None and not is_none(value):
             differs = differs or bool(value.vary & DIFFERS)
-            for one in ("torch", "numpy", "random") if library == "all" else (library,):
-                self.seeds[one] = "differs" if differs else "same"
+            for package in ("torch", "numpy", "random") if library == "all" else (library,):
+                self.seeds[package] = "differs" if differs else "same"
         self.see("seed", call, value, result=Value(name=library))
 
     def drawn(self, library: str, call: Call, last: str) -> Value:
@@ -339,14 +339,14 @@ class Library(Objects):
         alike = self.seeds.get(library) == "same"
         if generator is not None and not is_none(generator):
             alike = not generator.vary & DIFFERS
-        found = self.mixed(call.given())
+        number = self.mixed(call.given())
         if generator is None:
-            self.see("draw", call, found, result=Value(name=library))
+            self.see("draw", call, number, result=Value(name=library))
         if not alike:
-            found.vary |= OWN
+            number.vary |= OWN
         if generator is None or generator.vary & RANK:
-            found.mark(drawn=True)
-        return found
+            number.mark(drawn=True)
+        return number
 
 
 # --- the tables ---
@@ -526,11 +526,11 @@ def _device_context(s: Library, call: Call, name: str) -> Value:
 @of("torch.device")
 def _device(s: Library, call: Call, name: str) -> Value:
     kind, index = call.get("device", 0), call.get("index", 1)
-    found = Value(key=("device", *(one.key for one in call.args)))
-    found.mark(device=kind, index=index)
-    found.node = call.node
-    s.see("device", call, found)
-    return found
+    device = Value(key=("device", *(argument.key for argument in call.args)))
+    device.mark(device=kind, index=index)
+    device.node = call.node
+    s.see("device", call, device)
+    return device
 
 
 @family("dist.")
@@ -563,11 +563,11 @@ def _collective_with_result(s: Library, call: Call, name: str) -> Value | None:
         return None
     group = call.get("group", 2)
     world = group is None or (isinstance(group, Lib) and group.name.endswith("WORLD"))
-    found = s.mixed(call.args[:1])
+    result = s.mixed(call.args[:1])
     s.see(last, call, call.get("tensor", 0), meets=last if world else "")
     if last in RESULTS:
-        found.vary &= ~(DIFFERS | MEASURED | UNKNOWN)
-    return found
+        result.vary &= ~(DIFFERS | MEASURED | UNKNOWN)
+    return result
 
 
 @family("dcp.")
@@ -627,9 +627,9 @@ def _command_line(s: Library, call: Call, name: str) -> Value:
     function = call.args[0] if call.args else None
     if isinstance(function, Function):
         return s.launch(function, [], call, launched=False)
-    for one in inside(function) if function is not None else ():
-        if isinstance(one, Function):
-            s.launch(one, [], call, launched=False)
+    for value in inside(function) if function is not None else ():
+        if isinstance(value, Function):
+            s.launch(value, [], call, launched=False)
     return Value()
 
 
@@ -655,8 +655,8 @@ def _wrap(s: Library, call: Call, name: str) -> Value:
 def _shard(s: Library, call: Call, name: str) -> Value:
     model = call.get("module", 0) or Value()
     part = s.is_part_mesh(call.get("mesh"))
-    for one in each(model):
-        one.mark(**{"sharded" if name == "fully_shard" else "replicated": "part" if part else "world"})
+    for module in each(model):
+        module.mark(**{"sharded" if name == "fully_shard" else "replicated": "part" if part else "world"})
     s.see(name, call, model)
     s.together.append(model)
     return model
@@ -667,8 +667,12 @@ def _layer(s: Library, call: Call, name: str) -> Value | None:
     last = name.rpartition(".")[2]
     if last[:1].isupper():
         made = Thing("module", call.node, call, inner=Lib(name))
-        parts = [one for given in call.given() for one in inside(given)]
-        if last.startswith("BatchNorm") or last == "SyncBatchNorm" or any(one.note("norm") for one in parts):
+        parts = [part for given in call.given() for part in inside(given)]
+        if (
+            last.startswith("BatchNorm")
+            or last == "SyncBatchNorm"
+            or any(part.note("norm") for part in parts)
+        ):
             made.mark(norm=True)
             s.norms += 1
         if "Dropout" in last and plain(call.get("p", 0)) != 0:
@@ -763,9 +767,9 @@ def _activation_checkpoint(s: Library, call: Call, name: str) -> Value:
 @of("torch.load safetensors.torch.load_file")
 def _load(s: Library, call: Call, name: str) -> Value:
     path = call.get("f", 0)
-    found = Value(vary=SAVED | (path.vary & DIFFERS if path else 0), node=call.node)
-    s.see("load file" if name == "torch.load" else "load safetensors", call, path, result=found)
-    return found
+    loaded = Value(vary=SAVED | (path.vary & DIFFERS if path else 0), node=call.node)
+    s.see("load file" if name == "torch.load" else "load safetensors", call, path, result=loaded)
+    return loaded
 
 
 # --- data ---
@@ -779,7 +783,7 @@ def _loader(s: Library, call: Call, name: str) -> Value:
     if isinstance(start, Function) or things(start, "partial"):  # it seeds the workers, not this process
         seeds, number = dict(s.seeds), len(s.events)
         s.call_value(start, Call(call.node, [Value(name="worker")]))
-        made.mark(seeds=[one for one in s.events[number:] if one.name == "seed"])
+        made.mark(seeds=[event for event in s.events[number:] if event.name == "seed"])
         s.seeds = seeds
     return made
 
@@ -869,10 +873,10 @@ def _torch(s: Library, call: Call, name: str) -> Value | None:
     if last in RANDOM:
         return _draw(s, call, name, "torch")
     if last in ("tensor", "full", "zeros", "ones", "zeros_like", "empty", "stack", "cat"):
-        found = s.mixed(call.given())
+        result = s.mixed(call.given())
         if last.startswith(("zeros", "ones", "empty")):
-            found.vary, found.src = 0, frozenset()
-        return found
+            result.vary, result.src = 0, frozenset()
+        return result
     return None
 
 
@@ -880,13 +884,13 @@ def _draw(s: Library, call: Call, name: str, library: str) -> Value | None:
     last = name.rpartition(".")[2]
     if last not in RANDOM:
         return None
-    found = s.drawn(library, call, last)
+    number = s.drawn(library, call, last)
     if name in IN_PLACE:
-        for one in call.args[:1]:
-            one.vary |= found.vary & OWN
-            one.mark(drawn=True)
+        for sequence in call.args[:1]:
+            sequence.vary |= number.vary & OWN
+            sequence.mark(drawn=True)
         return Const(None)
-    return found
+    return number
 
 
 # --- builtins ---
@@ -897,12 +901,12 @@ def _len(s: Library, call: Call, name: str) -> Value:
     given = call.args[0] if call.args else Value()
     if isinstance(given, Items) and not given.more:
         return Const(len(given.items))
-    found = Value(vary=given.vary & (UNKNOWN | UNEVEN | EVEN), key=("len", given.key), name="len")
+    length = Value(vary=given.vary & (UNKNOWN | UNEVEN | EVEN), key=("len", given.key), name="len")
     if given.vary & UNEVEN:
-        found.vary |= OWN | UNEVEN
+        length.vary |= OWN | UNEVEN
     elif given.vary & OWN and not isinstance(given, Items | Pairs):
-        found.vary |= SHAPE
-    return found
+        length.vary |= SHAPE
+    return length
 
 
 @of("builtins.int builtins.float builtins.bool builtins.abs builtins.round")
@@ -927,10 +931,10 @@ def _number(s: Library, call: Call, name: str) -> Value:
 )
 def _text(s: Library, call: Call, name: str) -> Value:
     if len(call.args) == 1 and not isinstance(call.args[0], Items):
-        found = call.args[0]
+        given = call.args[0]
         if name == "pathlib.Path":
-            found.mark(path=True)
-        return found
+            given.mark(path=True)
+        return given
     if name in ("os.path.join", "pathlib.Path"):
         return s.joined_path(call.args) if call.args else Const("")
     return s.mixed(call.given())
@@ -939,7 +943,7 @@ def _text(s: Library, call: Call, name: str) -> Value:
 @of("builtins.range")
 def _range(s: Library, call: Call, name: str) -> Value:
     made = Thing("range", call.node, call, vary=join(call.args) & (DIFFERS | UNKNOWN | EVEN | SAVED))
-    made.key = ("range", *(one.key for one in call.args))
+    made.key = ("range", *(argument.key for argument in call.args))
     if (
         len(call.args) == 3
         and role(call.args[0]) in ("rank", "index", "local rank")
@@ -982,12 +986,14 @@ def _hasattr(s: Library, call: Call, name: str) -> Value:
     given, wanted = (call.args + [Value(), Value()])[:2]
     if plain(wanted) == "module":
         known = [
-            isinstance(one, Thing) and one.kind in ("ddp", "dp", "fsdp", "module") or one.note("wrapper")
-            for one in each(given)
+            isinstance(value, Thing)
+            and value.kind in ("ddp", "dp", "fsdp", "module")
+            or value.note("wrapper")
+            for value in each(given)
         ]
         if all(known):
             ways = given.choices if isinstance(given, Choice) else [(True, given)]
-            test = either(*(way for way, one in ways if things(one, "ddp", "dp", "fsdp")))
+            test = either(*(way for way, value in ways if things(value, "ddp", "dp", "fsdp")))
             return Const(test) if isinstance(test, bool) else s.tested(test, [])
     return Value(key=("hasattr", given.key, wanted.key))
 
@@ -1004,9 +1010,9 @@ def _getattr(s: Library, call: Call, name: str) -> Value:
 def _setattr(s: Library, call: Call, name: str) -> Value:
     wanted = plain(call.get("name", 1))
     if isinstance(wanted, str) and len(call.args) == 3:
-        for one in each(call.args[0]):
-            if isinstance(one, Thing | Value) and not isinstance(one, Const | Lib):
-                s.store(one.own(), wanted, call.args[2])
+        for target in each(call.args[0]):
+            if isinstance(target, Thing | Value) and not isinstance(target, Const | Lib):
+                s.store(target.own(), wanted, call.args[2])
     return Const(None)
 
 
@@ -1022,16 +1028,20 @@ def _dict(s: Library, call: Call, name: str) -> Value:
 
 @of("builtins.max builtins.min builtins.sum")
 def _most(s: Library, call: Call, name: str) -> Value:
-    numbers = [plain(one) for one in call.args]
-    if len(numbers) > 1 and all(isinstance(one, int | float) for one in numbers):
+    numbers = [plain(argument) for argument in call.args]
+    if len(numbers) > 1 and all(isinstance(number, int | float) for number in numbers):
         return Const(
             max(numbers) if name.endswith("max") else min(numbers) if name.endswith("min") else numbers[0]
         )
-    known = [one for one in call.args if role(one)]
+    known = [argument for argument in call.args if role(argument)]
     if len(known) == 1 and name.endswith("max") and len(call.args) == 2:
         return known[0]
     return s.mixed(
-        [part for one in call.given() for part in ([one] if not isinstance(one, Items) else one.items)]
+        [
+            part
+            for value in call.given()
+            for part in ([value] if not isinstance(value, Items) else value.items)
+        ]
     )
 
 
@@ -1047,9 +1057,9 @@ def _show(s: Library, call: Call, name: str) -> Value:
 def _map(s: Library, call: Call, name: str) -> Value:
     if len(call.args) == 2 and isinstance(call.args[0], Function | Class | Lib):
         item = s.item_of(call.args[1], call.node)
-        found = s.call_value(call.args[0], Call(call.node, [item])) if name.endswith("map") else item
-        made = Thing("iterator", call.node, vary=found.vary)
-        made.mark(item=found)
+        result = s.call_value(call.args[0], Call(call.node, [item])) if name.endswith("map") else item
+        made = Thing("iterator", call.node, vary=result.vary)
+        made.mark(item=result)
         return made
     return s.mixed(call.given())
 
@@ -1057,10 +1067,15 @@ def _map(s: Library, call: Call, name: str) -> Value:
 @of("copy.deepcopy copy.copy")
 def _copy(s: Library, call: Call, name: str) -> Value:
     given = call.args[0] if call.args else Value()
-    for one in things(given, "module", "ddp", "fsdp", "instance"):
-        made = Thing("module" if one.kind != "instance" else "instance", call.node, one.call, made=one.made)
-        made.attrs = dict(one.own())
-        made.mark(norm=one.note("norm"))
+    for original in things(given, "module", "ddp", "fsdp", "instance"):
+        made = Thing(
+            "module" if original.kind != "instance" else "instance",
+            call.node,
+            original.call,
+            made=original.made,
+        )
+        made.attrs = dict(original.own())
+        made.mark(norm=original.note("norm"))
         return made
     if isinstance(given, Pairs):
         return Pairs(dict(given.items))

@@ -65,10 +65,10 @@ class Machine(Statements, Library):
         self.run_module(self.main)
         self.run_uncalled()
         if self.launches:  # what matters happens in the processes that are started
-            self.events = [one for one in self.events if one.launched]
+            self.events = [event for event in self.events if event.launched]
             self.named.clear()
-            for one in self.events:
-                self.named.setdefault(one.name, []).append(one)
+            for event in self.events:
+                self.named.setdefault(event.name, []).append(event)
 
     def run_module(self, source: Source) -> Module:
         known = self.modules.get(id(source))
@@ -93,7 +93,7 @@ class Machine(Statements, Library):
         self.uncalled = True
         frame = self.modules[id(self.main)].frame
         self.frame = frame
-        mentioned = {one.id for one in ast.walk(self.main.tree) if isinstance(one, ast.Name)}
+        mentioned = {node.id for node in ast.walk(self.main.tree) if isinstance(node, ast.Name)}
         for value in list(frame.locals.values()):
             if (
                 isinstance(value, Function)
@@ -107,7 +107,7 @@ class Machine(Statements, Library):
         self.uncalled = False
 
     def run_class(self, kind: Class, mentioned: bool) -> None:
-        made = next((one for one in self.made if one.made is kind), None)
+        made = next((thing for thing in self.made if thing.made is kind), None)
         if made is None:
             if mentioned and not (set(KINDS) | set(MODELS)) & kind.packages():
                 return
@@ -133,9 +133,9 @@ class Machine(Statements, Library):
         args: list[Value] = []
         keywords: dict[str, Value] = {}
         more = False
-        for one in node.args:
-            value = self.value(one)
-            if isinstance(one, ast.Starred):
+        for arg in node.args:
+            value = self.value(arg)
+            if isinstance(arg, ast.Starred):
                 if isinstance(value, Items) and not value.more:
                     args += value.items
                 else:
@@ -158,7 +158,7 @@ class Machine(Statements, Library):
 
     def call_value(self, callee: Value, call: Call) -> Value:
         if isinstance(callee, Choice):
-            return self.call_each(callee, lambda one: self.call_value(one, call), call.node)
+            return self.call_each(callee, lambda value: self.call_value(value, call), call.node)
         if isinstance(callee, Function):
             return self.enter(callee, call)
         if isinstance(callee, Class):
@@ -175,15 +175,15 @@ class Machine(Statements, Library):
 
     def call_each(self, of: Choice, do: Callable[[Value], Value], node: ast.AST) -> Value:
         """Call whichever it is, each under its own condition."""
-        found: list[tuple[Condition, Value]] = []
-        for way, one in of.choices:
+        choices: list[tuple[Condition, Value]] = []
+        for way, value in of.choices:
             way = self.now(way)
-            if way is False or (isinstance(one, Const) and one.data is None):
+            if way is False or (isinstance(value, Const) and value.data is None):
                 continue
             undo = self.push(way, node, "choice")
-            found.append((way, do(one)))
+            choices.append((way, do(value)))
             self.pop(undo)
-        return self.choice(found) if found else Value()
+        return self.choice(choices) if choices else Value()
 
     def call_thing(self, of: Thing, call: Call) -> Value:
         if of.kind == "partial":
@@ -198,24 +198,24 @@ class Machine(Statements, Library):
             )
         if of.made is not None:
             if of.kind in ("instance", "dataset"):
-                found = self.own_method(of, "__call__", call)
-                if found is not None:
-                    return found
+                result = self.own_method(of, "__call__", call)
+                if result is not None:
+                    return result
             if of.kind in ("instance", "module") and not of.note("wrapper"):
                 return self.forward(of, call, inner=True)
         return self.forward(of, call)
 
     def call_method(self, of: Value, name: str, call: Call) -> Value:
         if isinstance(of, Choice):
-            return self.call_each(of, lambda one: self.call_method(one, name, call), call.node)
+            return self.call_each(of, lambda value: self.call_method(value, name, call), call.node)
         if isinstance(of, Lib):
             return self.call_library(f"{of.name}.{name}", call)
         if isinstance(of, Module | Class):
             return self.call_value(self.attribute(of, name), call)
         if isinstance(of, Thing) and of.made is not None:
-            found = self.own_method(of, name, call)
-            if found is not None:
-                return found
+            result = self.own_method(of, name, call)
+            if result is not None:
+                return result
         stored = of.attrs.get(name) if of.attrs else None
         is_itself = isinstance(stored, Method) and stored.of is of  # opt.step = torch.compile(opt.step)
         if stored is not None and not is_itself and not isinstance(of, Items | Pairs):
@@ -224,9 +224,9 @@ class Machine(Statements, Library):
 
     def own_method(self, of: Thing, name: str, call: Call) -> Value | None:
         """Call a method of a class of the script; None if it has none of that name."""
-        found = self.member(of.made, name) if of.made is not None else None
-        if isinstance(found, Function) and found.body not in self.active[-12:]:
-            return self.enter(self.bound(found, of), call)
+        method = self.member(of.made, name) if of.made is not None else None
+        if isinstance(method, Function) and method.body not in self.active[-12:]:
+            return self.enter(self.bound(method, of), call)
         return None
 
     def bound(self, function: Function, of: Value) -> Function:
@@ -238,11 +238,11 @@ class Machine(Statements, Library):
 
     def member(self, kind: Class, name: str, after: Class | None = None) -> Value | None:
         """A name in the body of a class, or of one it inherits from."""
-        for one in kind.family():
+        for cls in kind.family():
             if after is not None:
-                after = None if one is after else after
-            elif name in one.frame.locals:
-                return one.frame.locals[name]
+                after = None if cls is after else after
+            elif name in cls.frame.locals:
+                return cls.frame.locals[name]
         return None
 
     def call_super(self, node: ast.Call) -> Value:
@@ -254,9 +254,9 @@ class Machine(Statements, Library):
         function = frame.function
         of = function.bound if function is not None else None
         if isinstance(of, Thing) and of.made is not None and isinstance(function.owner, Class):
-            found = self.member(of.made, node.func.attr, function.owner)
-            if isinstance(found, Function) and found.body not in self.active[-12:]:
-                return self.enter(self.bound(found, of), call)
+            method = self.member(of.made, node.func.attr, function.owner)
+            if isinstance(method, Function) and method.body not in self.active[-12:]:
+                return self.enter(self.bound(method, of), call)
             if node.func.attr == "__init__":
                 if of.kind in ("ddp", "fsdp") and call.args:
                     self.wrap(of, call)
@@ -268,7 +268,7 @@ class Machine(Statements, Library):
 
     def instantiate(self, kind: Class, call: Call) -> Thing:
         packages = kind.packages()
-        what = next((KINDS[one] for one in KINDS if one in packages), "instance")
+        what = next((KINDS[base] for base in KINDS if base in packages), "instance")
         if packages & set(MODELS):
             what = "module"
         made = Thing(what, call.node, call, made=kind)
@@ -289,9 +289,9 @@ class Machine(Statements, Library):
 
     def fill_fields(self, kind: Class, made: Thing, call: Call) -> None:
         place = 0
-        for one in [line for part in reversed(list(kind.family())) for line in part.body.body]:
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                name = one.target.id
+        for statement in [line for part in reversed(list(kind.family())) for line in part.body.body]:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                name = statement.target.id
                 given = call.get(name, place)
                 if given is None:
                     default = kind.frame.locals.get(name)
@@ -307,9 +307,9 @@ class Machine(Statements, Library):
         """What a function of the script returns."""
         if set(OF_ONE_RANK) & function.marks:
             undo = self.push(Leaf("one", 0), call.node, "if")
-            found = self.run_function(function, call)
+            result = self.run_function(function, call)
             self.pop(undo)
-            return found
+            return result
         if "contextmanager" in function.marks or "asynccontextmanager" in function.marks:
             return Thing("own manager", call.node, call, inner=function)
         return self.run_function(function, call)
@@ -320,9 +320,9 @@ class Machine(Statements, Library):
         body = function.body
         self.times[body] += 1
         if self.is_too_much(body):
-            found = self.mixed(call.given())
-            found.vary |= UNKNOWN
-            return found
+            result = self.mixed(call.given())
+            result.vary |= UNKNOWN
+            return result
         self.entered_nodes.add(body)
         frame = Frame(function.source, function.frame, self.frame)
         frame.call, frame.function, frame.then = call.node, function, then
@@ -331,18 +331,20 @@ class Machine(Statements, Library):
         self.active.append(body)
         exits, base, self.frame_base = len(self.exits), self.frame_base, len(self.guards)
         depth = len(self.contexts)
-        self.contexts += [Lib(one) for one in function.marks if one in ("no_grad", "inference_mode", "join")]
+        self.contexts += [
+            Lib(mark) for mark in function.marks if mark in ("no_grad", "inference_mode", "join")
+        ]
         if isinstance(body, ast.Lambda):
-            found = self.value(body.body)
+            result = self.value(body.body)
         else:
             falls = self.block(body.body)
-            found = self.returned(frame, falls is True)
+            result = self.returned(frame, falls is True)
         del self.contexts[depth:]
-        self.exits[exits:] = [one for one in self.exits[exits:] if one.kind in ("exit", "raise")]
+        self.exits[exits:] = [way_out for way_out in self.exits[exits:] if way_out.kind in ("exit", "raise")]
         self.frame_base = base
         self.active.pop()
         self.frame = outer
-        return found
+        return result
 
     def is_too_much(self, body: ast.AST) -> bool:
         """Whether a function is entered no more: it calls itself, or was entered often enough."""
@@ -355,15 +357,18 @@ class Machine(Statements, Library):
 
     def returned(self, frame: Frame, falls: bool) -> Value:
         if frame.yielded:
-            found = Thing("iterator", frame.call)
-            found.mark(loaders=[one.of for one in self.named["iterate"] if one.frame is frame])
-            found.mark(
+            iterator = Thing("iterator", frame.call)
+            iterator.mark(loaders=[event.of for event in self.named["iterate"] if event.frame is frame])
+            iterator.mark(
                 item=self.choice(
-                    [(Leaf("option", ("yield", number)), one) for number, one in enumerate(frame.yielded[:4])]
+                    [
+                        (Leaf("option", ("yield", number)), value)
+                        for number, value in enumerate(frame.yielded[:4])
+                    ]
                 )
             )
-            found.vary = join(frame.yielded)
-            return found
+            iterator.vary = join(frame.yielded)
+            return iterator
         returns = frame.returns
         if len(returns) == 1 and not falls:
             return returns[0][1]
@@ -377,14 +382,14 @@ class Machine(Statements, Library):
     def bind(self, function: Function, call: Call, frame: Frame) -> None:
         """The names of the arguments."""
         spec = function.body.args
-        names = [one.arg for one in (*spec.posonlyargs, *spec.args)]
+        names = [parameter.arg for parameter in (*spec.posonlyargs, *spec.args)]
         args = list(call.args)
         if function.bound is not None:
             args.insert(0, function.bound)
         frame.locals.update(zip(names, args, strict=False))
         if spec.vararg:
             frame.locals[spec.vararg.arg] = Items(args[len(names) :], call.more)
-        known = {*names, *(one.arg for one in spec.kwonlyargs)}
+        known = {*names, *(parameter.arg for parameter in spec.kwonlyargs)}
         rest: dict[object, Value] = {}
         for name, value in call.keywords.items():
             if name in known:
@@ -399,8 +404,8 @@ class Machine(Statements, Library):
             frame.locals[spec.kwarg.arg] = Pairs(rest)
         defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
         defaults |= {
-            one.arg: default
-            for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+            parameter.arg: default
+            for parameter, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
             if default
         }
         self.fill_arguments(function, call, frame, known, defaults)
@@ -413,8 +418,8 @@ class Machine(Statements, Library):
         for name in known:
             value = frame.locals.get(name)
             if value is None:
-                found = self.default_of(function, name, defaults.get(name), call)
-                frame.locals[name] = Value(name=name) if of_adapter and isinstance(found, Role) else found
+                default = self.default_of(function, name, defaults.get(name), call)
+                frame.locals[name] = Value(name=name) if of_adapter and isinstance(default, Role) else default
             elif (
                 type(value) is Value
                 and not value.vary & DIFFERS
@@ -427,16 +432,16 @@ class Machine(Statements, Library):
 
     def default_of(self, function: Function, name: str, default: ast.expr | None, call: Call) -> Value:
         if default is None or call.more or (self.uncalled and isinstance(call.node, ast.FunctionDef)):
-            found = self.hinted(name)  # it may get something else
-            if type(found) is Value and isinstance(default, ast.Constant):
-                found.mark(default=Const(default.value))
-            return found
+            value = self.hinted(name)  # it may get something else
+            if type(value) is Value and isinstance(default, ast.Constant):
+                value.mark(default=Const(default.value))
+            return value
         if isinstance(default, ast.Constant):
             return Const(default.value)
         outer, self.frame = self.frame, function.frame
-        found = self.value(default)
+        value = self.value(default)
         self.frame = outer
-        return found
+        return value
 
     # --- `with` and `for` ---
 
@@ -465,29 +470,32 @@ class Machine(Statements, Library):
     def entered(self, manager: Value) -> Value:
         """What ``with ... as`` gets."""
         if isinstance(manager, Thing) and manager.made is not None:
-            found = self.own_method(manager, "__enter__", Call(manager.node or ast.Pass(), []))
-            return manager if found is None else found
+            result = self.own_method(manager, "__enter__", Call(manager.node or ast.Pass(), []))
+            return manager if result is None else result
         return manager
 
     def item_of(self, over: Value, node: ast.AST) -> Value:
         """What a loop gets from it, anew in each round."""
         if isinstance(over, Choice):
-            return self.choice([(way, self.item_of(one, node)) for way, one in over.choices])
+            return self.choice([(way, self.item_of(value, node)) for way, value in over.choices])
         if isinstance(over, Items):
             if not over.items:
                 return Value(vary=over.vary | ROUND)
             if len(over.items) == 1 and not over.more:
                 return over.items[0]
             return self.choice(
-                [(Leaf("option", ("item", over.key, place)), one) for place, one in enumerate(over.items[:6])]
+                [
+                    (Leaf("option", ("item", over.key, place)), value)
+                    for place, value in enumerate(over.items[:6])
+                ]
             )
         if isinstance(over, Pairs):
             return Value(vary=ROUND)
         if isinstance(over, Thing):
-            found = self.item_of_thing(over, node)
-            if found is not None:
-                return found
-        found = Value(vary=over.vary | ROUND, src=over.src, name=over.name if over.vary & DIFFERS else "")
+            item = self.item_of_thing(over, node)
+            if item is not None:
+                return item
+        item = Value(vary=over.vary | ROUND, src=over.src, name=over.name if over.vary & DIFFERS else "")
         if over.vary & OWN:
-            found.mark(batch=True)
-        return found
+            item.mark(batch=True)
+        return item

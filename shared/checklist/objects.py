@@ -119,15 +119,15 @@ class Objects(Expressions):
         """Whether a group may be a part of the ranks; no group is all of them."""
         if is_none(group):
             return False
-        for one in each(group):
+        for value in each(group):
             if (
-                isinstance(one, Const)
-                and one.data is None
-                or isinstance(one, Lib)
-                and one.name.endswith("WORLD")
+                isinstance(value, Const)
+                and value.data is None
+                or isinstance(value, Lib)
+                and value.name.endswith("WORLD")
             ):
                 continue
-            if not (isinstance(one, Thing) and one.kind == "group" and one.note("world")):
+            if not (isinstance(value, Thing) and value.kind == "group" and value.note("world")):
                 return True
         return False
 
@@ -141,10 +141,12 @@ class Objects(Expressions):
 
     def is_part_mesh(self, mesh: Value | None) -> bool:
         """Whether a mesh may hold a part of the ranks; one of a single dimension, the world, does not."""
-        for one in each(mesh):
-            shape = one.call.get("mesh_shape", 1) if isinstance(one, Thing) and one.kind == "mesh" else None
+        for value in each(mesh):
+            shape = (
+                value.call.get("mesh_shape", 1) if isinstance(value, Thing) and value.kind == "mesh" else None
+            )
             if not (isinstance(shape, Items) and len(shape.items) == 1 and role(shape.items[0]) == "world"):
-                return not is_none(one)
+                return not is_none(value)
         return False
 
     def meet(self, last: str, meeting: Any, call: Call) -> Value:
@@ -152,7 +154,7 @@ class Objects(Expressions):
         tensor = call.get("tensor", 0) or call.get("object_list") or call.get("tensor_list")
         if last in ("barrier", "monitored_barrier"):
             tensor = None
-        before = Value(vary=join(part for one in call.given() for part in inside(one)))
+        before = Value(vary=join(part for arg in call.given() for part in inside(arg)))
         self.see(last, call, tensor, meets="" if self.is_part(group) else last, result=before)
         work = Thing("work", call.node, call, inner=tensor)
         if meeting.makes >= 0:
@@ -163,19 +165,19 @@ class Objects(Expressions):
                 self.spread(made)
             self.clear(made)
             if plain(call.get("async_op")) is True and made is not None:
-                for one in inside(made):
-                    if not isinstance(one, Const):
-                        one.mark(pending=work)
-                        self.pending.append(one)
+                for output in inside(made):
+                    if not isinstance(output, Const):
+                        output.mark(pending=work)
+                        self.pending.append(output)
         return work
 
     def spread(self, value: Value | None) -> None:
         """What one rank has put into a list goes to all: ``[x if rank == 0 else None]``."""
         if isinstance(value, Items):
-            for place, one in enumerate(value.items):
-                if isinstance(one, Choice):
-                    sent = [part for _, part in one.choices if not is_none(part)]
-                    value.items[place] = sent[0] if sent else one
+            for place, item in enumerate(value.items):
+                if isinstance(item, Choice):
+                    sent = [part for _, part in item.choices if not is_none(part)]
+                    value.items[place] = sent[0] if sent else item
 
     def make_group(self, last: str, call: Call) -> Value:
         ranks = call.get("ranks", 0)
@@ -188,41 +190,41 @@ class Objects(Expressions):
 
     def is_all_ranks(self, ranks: Value | None) -> bool:
         return any(
-            one.kind == "range" and len(one.call.args) == 1 and role(one.call.args[0]) == "world"
-            for one in things(ranks, "range")
+            thing.kind == "range" and len(thing.call.args) == 1 and role(thing.call.args[0]) == "world"
+            for thing in things(ranks, "range")
         )
 
     def message(self, last: str, call: Call) -> Value:
         tensor = call.get("tensor", 0)
         self.see(last, call, tensor)
         if last in ("recv", "irecv") and tensor is not None:
-            for one in each(tensor):
-                if not isinstance(one, Const):
-                    one.vary |= UNKNOWN
+            for received in each(tensor):
+                if not isinstance(received, Const):
+                    received.vary |= UNKNOWN
         work = Thing("work", call.node, call, inner=tensor)
         if last == "irecv" and tensor is not None:
-            for one in each(tensor):
-                one.mark(pending=work)
-                self.pending.append(one)
+            for received in each(tensor):
+                received.mark(pending=work)
+                self.pending.append(received)
         return Items([work], True) if last == "batch_isend_irecv" else work
 
     def use(self, value: Value, node: ast.AST) -> None:
         """A value is read: is a collective still at work on it?"""
         if not self.pending:
             return
-        for one in each(value):
-            if one.note("pending") is not None:
-                self.see("read too early", Call(node, [one]), one.note("pending"))
+        for candidate in each(value):
+            if candidate.note("pending") is not None:
+                self.see("read too early", Call(node, [candidate]), candidate.note("pending"))
 
     def wait(self, work: Value | None) -> None:
         """A collective is done; one that is not known: any of them."""
         known = things(work, "work")
         nodes = [part.call.node for part in known]
-        for one in list(self.pending):
-            collective = one.note("pending")
+        for tensor in list(self.pending):
+            collective = tensor.note("pending")
             if not known or collective is None or collective.call.node in nodes:
-                one.mark(pending=None)
-                self.pending.remove(one)
+                tensor.mark(pending=None)
+                self.pending.remove(tensor)
 
     # --- models ---
 
@@ -232,9 +234,9 @@ class Objects(Expressions):
         made.inner = inner
         made.call = call
         made.mark(part=self.is_part_of(made.kind, call))
-        for one in each(inner):
-            one.mark(wrapper=made)
-        made.mark(norm=all(one.note("norm") for one in each(inner)))
+        for model in each(inner):
+            model.mark(wrapper=made)
+        made.mark(norm=all(model.note("norm") for model in each(inner)))
         self.see(made.kind, call, inner, result=made)
         self.together.append(made)
         return made
@@ -256,31 +258,31 @@ class Objects(Expressions):
                 break
         return value
 
-    def how(self, one: Value) -> str:
+    def how(self, value: Value) -> str:
         """How ranks share a model: "fsdp", "ddp", or "" if each has its own."""
-        if isinstance(one, Thing) and one.kind in ("ddp", "fsdp") and not one.note("part"):
-            return one.kind
-        if isinstance(one, Thing) and one.kind == "engine":
+        if isinstance(value, Thing) and value.kind in ("ddp", "fsdp") and not value.note("part"):
+            return value.kind
+        if isinstance(value, Thing) and value.kind == "engine":
             return "ddp"
-        if one.note("sharded") is not None:
+        if value.note("sharded") is not None:
             return "fsdp"
-        return "ddp" if one.note("replicated") is not None else ""
+        return "ddp" if value.note("replicated") is not None else ""
 
     def is_together(self, value: Value) -> bool:
-        return any(self.how(one) for one in each(value))
+        return any(self.how(model) for model in each(value))
 
     def has_grad(self) -> bool:
         return not self.is_under("no_grad", "inference_mode")
 
-    def context_name(self, one: Value) -> str:
-        if isinstance(one, Thing):
-            return one.inner.name if isinstance(one.inner, Lib) else one.kind
-        return one.name
+    def context_name(self, value: Value) -> str:
+        if isinstance(value, Thing):
+            return value.inner.name if isinstance(value.inner, Lib) else value.kind
+        return value.name
 
     def is_under(self, *names: str, contexts: Any = None) -> bool:
         """Whether a ``with`` around it is, or may be, one of these."""
         around = self.contexts if contexts is None else contexts
-        return any(self.context_name(part) in names for one in around for part in each(one))
+        return any(self.context_name(part) in names for context in around for part in each(context))
 
     def forward_of(self, callee: Value, call: Call, through: str | None = None) -> Forward:
         return Forward(
@@ -297,28 +299,28 @@ class Objects(Expressions):
         meets = "the forward of a sharded model" if how == "fsdp" else ""
         if how == "ddp" and callee.note("norm") and self.sends_buffers(callee):
             meets = BUFFERS
-        found = self.mixed(call.given())
-        if type(callee) is Value and any(things(one, "optimizer") for one in call.given()):
+        output = self.mixed(call.given())
+        if type(callee) is Value and any(things(arg, "optimizer") for arg in call.given()):
             self.escape(call, callee.name or "a function")
-        stepped = [one for one in call.args[1:] if things(one, "optimizer") or is_named(one, "optim")]
+        stepped = [arg for arg in call.args[1:] if things(arg, "optimizer") or is_named(arg, "optim")]
         unread = type(callee) is Value or isinstance(callee, Thing) and callee.kind == "object"
         if stepped and unread and call.args[0].src:
             self.backward(call.args[0], call)  # timm's NativeScaler, and those like it
             self.see("optimizer.step", call, stepped[0])
         if isinstance(callee, Thing) and callee.kind == "loss":
             self.see("loss", call, call.args[0] if call.args else None)
-        self.see("forward", call, callee, meets, found)
-        found.src = found.src | {self.forward_of(callee, call)}
-        found.vary &= ~(COUNTED | SHAPE)
-        own = found.vary & (PART | RANK) and not found.vary & UNKNOWN
-        if how and found.vary & (OWN | UNKNOWN | RANK):
-            found.vary = (found.vary | OWN) & ~(UNKNOWN | RANK)
+        self.see("forward", call, callee, meets, output)
+        output.src = output.src | {self.forward_of(callee, call)}
+        output.vary &= ~(COUNTED | SHAPE)
+        own = output.vary & (PART | RANK) and not output.vary & UNKNOWN
+        if how and output.vary & (OWN | UNKNOWN | RANK):
+            output.vary = (output.vary | OWN) & ~(UNKNOWN | RANK)
         if own and not self.has_grad():
-            found.vary |= MEASURED
-        found.vary &= ~HALF
+            output.vary |= MEASURED
+        output.vary &= ~HALF
         if self.is_under("autocast"):
-            found.vary |= HALF
-        return found
+            output.vary |= HALF
+        return output
 
     def sends_buffers(self, callee: Value) -> bool:
         return not (
@@ -329,11 +331,13 @@ class Objects(Expressions):
 
     def backward(self, of: Value, call: Call) -> Value:
         """A backward pass; its gradients are averaged if the forward went through a wrapper."""
-        used = [one for one in of.src if one.grad]
-        together = any(one.through for one in used)
+        used = [forward for forward in of.src if forward.grad]
+        together = any(forward.through for forward in used)
         if not used and of.vary & UNKNOWN | (not of.src) and self.together:
-            together = any(self.is_together(one) for one in self.together)
-        waits = any(self.context_name(one) in ("no_sync", "no_backward_sync") for one in self.contexts)
+            together = any(self.is_together(model) for model in self.together)
+        waits = any(
+            self.context_name(context) in ("no_sync", "no_backward_sync") for context in self.contexts
+        )
         self.see(
             "backward", call, of, meets="the backward of a wrapped model" if together and not waits else ""
         )
@@ -344,7 +348,7 @@ class Objects(Expressions):
     def attribute(self, of: Value, name: str) -> Value:
         if isinstance(of, Choice):
             return self.choice(
-                [(way, self.attribute(one, name)) for way, one in of.choices if not is_none(one)]
+                [(way, self.attribute(value, name)) for way, value in of.choices if not is_none(value)]
                 or [(True, Value())]
             )
         if isinstance(of, Lib):
@@ -352,8 +356,8 @@ class Objects(Expressions):
         if isinstance(of, Module):
             return self.attribute_of_module(of, name)
         if isinstance(of, Class):
-            found = self.member(of, name)
-            return found if found is not None else self.hinted(name)
+            member = self.member(of, name)
+            return member if member is not None else self.hinted(name)
         stored = of.attrs.get(name) if of.attrs else None
         if stored is not None:
             return stored
@@ -367,9 +371,9 @@ class Objects(Expressions):
 
     def attribute_of_tensor(self, of: Value, name: str) -> Value:
         if name == "grad":
-            found = self.part(of, name)
-            found.vary |= GRADIENT
-            return found
+            gradient = self.part(of, name)
+            gradient.vary |= GRADIENT
+            return gradient
         if name == "shape":
             return Value(vary=SHAPE if of.vary & OWN else of.vary & UNKNOWN, key=("shape", of.key))
         if name == "data":
@@ -393,9 +397,9 @@ class Objects(Expressions):
         return Lib(full)
 
     def attribute_of_module(self, of: Module, name: str) -> Value:
-        found = self.imported(of, name)
-        if found is not None:
-            return found
+        imported = self.imported(of, name)
+        if imported is not None:
+            return imported
         known = self.hinted(name)
         if isinstance(known, Role) or known.test is not None:
             return known
@@ -404,19 +408,19 @@ class Objects(Expressions):
     def attribute_of_own(self, of: Thing, name: str) -> Value | None:
         """Of an object of a class of the script."""
         assert of.made is not None
-        found = self.member(of.made, name)
-        if isinstance(found, Function):
-            if found.marks & {"property", "cached_property"}:
-                return self.call_value(found.of(of), Call(of.node or ast.Pass(), []))
-            return self.bound(found, of)
-        if found is None and not name.startswith("_"):
+        member = self.member(of.made, name)
+        if isinstance(member, Function):
+            if member.marks & {"property", "cached_property"}:
+                return self.call_value(member.of(of), Call(of.node or ast.Pass(), []))
+            return self.bound(member, of)
+        if member is None and not name.startswith("_"):
             return self.own_method(of, "__getattr__", Call(of.node or ast.Pass(), [Const(name)]))
-        return found
+        return member
 
     def attribute_of_thing(self, of: Thing, name: str) -> Value | None:
-        found = self.attribute_of_own(of, name) if of.made is not None else None
-        if found is not None:
-            return found
+        attribute = self.attribute_of_own(of, name) if of.made is not None else None
+        if attribute is not None:
+            return attribute
         if name == "module" and of.kind in ("ddp", "fsdp", "dp", "engine"):
             return of.inner or Value()
         if of.kind in ("ddp", "dp", "fsdp") and of.made is not None and of.inner is not None:
@@ -448,15 +452,15 @@ class Objects(Expressions):
             self.use(of, call.node)
         do = METHODS.get(name)
         if do is not None:
-            found = do(self, of, call, name)
-            if found is not None:
-                return found
+            result = do(self, of, call, name)
+            if result is not None:
+                return result
         if isinstance(of, Thing):
             do = OF_KIND.get(of.kind)
             if do is not None:
-                found = do(self, of, call, name)
-                if found is not None:
-                    return found
+                result = do(self, of, call, name)
+                if result is not None:
+                    return result
         return self.call_unknown_method(of, name, call)
 
     def call_unknown_method(self, of: Value, name: str, call: Call) -> Value:
@@ -465,24 +469,24 @@ class Objects(Expressions):
             return told
         if name == "get" and type(of) is Value and call.args and isinstance(call.args[0], Const):
             return self.item(of, call.args[0])
-        found = self.mixed([of, *call.given()])
+        result = self.mixed([of, *call.given()])
         if name.endswith("_") and not name.startswith("_") and type(of) is Value:  # in place
-            of.vary |= found.vary
-            of.src = of.src | found.src
+            of.vary |= result.vary
+            of.src = of.src | result.src
             return of
         if isinstance(of, Const | Items) and not call.args:
-            return found
+            return result
         if name in SHAPES:
-            found.vary = (SHAPE if found.vary & OWN else 0) | found.vary & (UNKNOWN | UNEVEN)
-            found.key = (name, of.key)
+            result.vary = (SHAPE if result.vary & OWN else 0) | result.vary & (UNKNOWN | UNEVEN)
+            result.key = (name, of.key)
         if any(word in bare(name) for word in SYNCHRONISING):
-            found.vary |= UNKNOWN
+            result.vary |= UNKNOWN
             if type(of) is Value:
                 of.vary |= UNKNOWN
-        self.note_models(of, name, call, found)
+        self.note_models(of, name, call, result)
         if isinstance(of, Thing) and of.kind == "metric":
-            found.vary &= ~(DIFFERS | MEASURED)
-        return found
+            result.vary &= ~(DIFFERS | MEASURED)
+        return result
 
     def told_by_name(self, of: Value, name: str, call: Call) -> Value | None:
         """What the name of a method tells, where nothing else does."""
@@ -500,29 +504,29 @@ class Objects(Expressions):
             return None
         return self.launch_maybe(name, call, launched=True)
 
-    def note_models(self, of: Value, name: str, call: Call, found: Value) -> None:
+    def note_models(self, of: Value, name: str, call: Call, result: Value) -> None:
         """The models that a method computes with: its own, and those it is given."""
         own = isinstance(of, Thing) and of.kind in ("module", "parameter")
         if own or self.root(of).note("wrapper") is not None or self.is_together(of):
-            found.src = found.src | {self.forward_of(of, call)}
+            result.src = result.src | {self.forward_of(of, call)}
             self.see("method of model", call, of, result=Value(name=name))
         for given in call.given():
-            for one in each(given):
-                if self.is_together(one):
-                    found.src = found.src | {self.forward_of(one, call)}
-                    found.vary |= OWN if found.vary & (OWN | UNKNOWN) else 0
+            for model in each(given):
+                if self.is_together(model):
+                    result.src = result.src | {self.forward_of(model, call)}
+                    result.vary |= OWN if result.vary & (OWN | UNKNOWN) else 0
 
     # --- loops ---
 
     def item_of_thing(self, over: Thing, node: ast.AST) -> Value | None:
         if over.kind == "range":
-            name = "world range" if any(role(one) == "world" for one in over.call.args) else ""
+            name = "world range" if any(role(arg) == "world" for arg in over.call.args) else ""
             start = over.call.args[0].vary & SAVED if len(over.call.args) > 1 else 0
-            found = Value(vary=ROUND | STEPPED | start, name=name)
+            item = Value(vary=ROUND | STEPPED | start, name=name)
             if over.call.args:
                 stop = over.call.args[min(1, len(over.call.args) - 1)]
-                found.mark(last=self.computed(stop, "Sub", Const(1)).key)
-            return found
+                item.mark(last=self.computed(stop, "Sub", Const(1)).key)
+            return item
         if over.kind == "enumerate":
             start = over.call.get("start", 1)
             return Items(
@@ -532,20 +536,20 @@ class Objects(Expressions):
                 ]
             )
         if over.kind == "zip":
-            return Items([self.item_of(one, node) for one in over.call.args])
+            return Items([self.item_of(arg, node) for arg in over.call.args])
         if over.kind in ("iter", "iterator"):
-            found = over.note("item")
-            return found if found is not None else self.item_of(over.inner or Value(), node)
+            item = over.note("item")
+            return item if item is not None else self.item_of(over.inner or Value(), node)
         if over.kind == "loader":
             return self.batch_of(over, node)
         if over.kind == "parameters":
             owner = self.root(over)
-            found = owner.note("parameter")
-            if found is None:
-                found = Value(vary=ROUND | GRADIENT, name="parameter")
-                found.mark(of=over)
-                owner.mark(parameter=found)
-            return Items([Value(vary=ROUND), found]) if over.note("named") else found
+            item = owner.note("parameter")
+            if item is None:
+                item = Value(vary=ROUND | GRADIENT, name="parameter")
+                item.mark(of=over)
+                owner.mark(parameter=item)
+            return Items([Value(vary=ROUND), item]) if over.note("named") else item
         if over.made is not None and self.member(over.made, "__iter__") is not None:
             got = self.own_method(over, "__iter__", Call(node, []))
             if isinstance(got, Thing) and got.kind == "iterator":
@@ -558,9 +562,9 @@ class Objects(Expressions):
     def batch_of(self, loader: Thing, node: ast.AST) -> Value:
         self.see("iterate", Call(node, []), loader)
         vary = self.share_of(loader)
-        found = Value(vary=vary | ROUND, name="batch")
-        found.mark(batch=True)
-        return found
+        batch = Value(vary=vary | ROUND, name="batch")
+        batch.mark(batch=True)
+        return batch
 
     def share_of(self, loader: Thing) -> int:
         """How the batches of a loader differ between ranks."""
@@ -572,39 +576,39 @@ class Objects(Expressions):
         data = call.get("dataset", 0)
         sampler = call.get("sampler", 3)
         batches = call.get("batch_sampler", 4)
-        found = (data.vary if data is not None else UNKNOWN) & (UNEVEN | UNKNOWN)
+        vary = (data.vary if data is not None else UNKNOWN) & (UNEVEN | UNKNOWN)
         if data is not None and data.vary & (RANK | OWN):
-            found |= OWN | (PART if data.vary & RANK else 0)
-            found &= ~UNKNOWN if data.vary & RANK else ~0
-        for one in (
+            vary |= OWN | (PART if data.vary & RANK else 0)
+            vary &= ~UNKNOWN if data.vary & RANK else ~0
+        for candidate in (
             [*each(sampler), *each(batches)]
             if sampler is not None and batches is not None
             else each(sampler or batches or Const(None))
         ):
-            if isinstance(one, Thing) and one.kind == "sampler":
-                whole = one.call is not None and plain(one.call.get("num_replicas", 1)) == 1
-                found = found if whole else (found | OWN | PART) & ~UNKNOWN
-            elif isinstance(one, Thing) and one.kind == "other sampler":
-                found |= one.vary & (UNEVEN | UNKNOWN) | (OWN if one.vary & DIFFERS else 0)
-            elif not is_none(one):
-                found |= OWN if one.vary & RANK else UNKNOWN
+            if isinstance(candidate, Thing) and candidate.kind == "sampler":
+                whole = candidate.call is not None and plain(candidate.call.get("num_replicas", 1)) == 1
+                vary = vary if whole else (vary | OWN | PART) & ~UNKNOWN
+            elif isinstance(candidate, Thing) and candidate.kind == "other sampler":
+                vary |= candidate.vary & (UNEVEN | UNKNOWN) | (OWN if candidate.vary & DIFFERS else 0)
+            elif not is_none(candidate):
+                vary |= OWN if candidate.vary & RANK else UNKNOWN
         if (
-            not found & OWN
+            not vary & OWN
             and plain(call.get("shuffle", 2)) is not False
             and call.get("shuffle", 2) is not None
         ):
-            found |= UNKNOWN
-        return found
+            vary |= UNKNOWN
+        return vary
 
     def is_of(self, value: Value, kind: Value) -> Condition:
         """Whether it is an object of a class, or of one of several."""
-        kinds = [one for part in (kind.items if isinstance(kind, Items) else [kind]) for one in each(part)]
-        answers = [{is_of_class(part, one) for part in each(value)} for one in kinds]
+        kinds = [cls for part in (kind.items if isinstance(kind, Items) else [kind]) for cls in each(part)]
+        answers = [{is_of_class(part, cls) for part in each(value)} for cls in kinds]
         if {True} in answers:
             return True
-        if all(one == {False} for one in answers):
+        if all(answer == {False} for answer in answers):
             return False
-        return Leaf("option", ("isinstance", value.key, *(one.key for one in kinds)))
+        return Leaf("option", ("isinstance", value.key, *(cls.key for cls in kinds)))
 
 
 TYPES = {"str": str, "int": int, "float": float, "bool": bool}
@@ -629,7 +633,7 @@ def is_of_class(value: Value, kind: Value) -> bool | None:
         return None
     if isinstance(kind, Class):
         if value.made is not None:
-            return any(kind.body is one.body for one in value.made.family())
+            return any(kind.body is cls.body for cls in value.made.family())
         return False if value.kind in WRAPPERS.values() else None
     if last == "Module":
         return value.kind in (*WRAPPERS.values(), "module")
@@ -674,9 +678,9 @@ def _itself(s: Objects, of: Value, call: Call, name: str) -> Value | None:
     if name == "apply" and not call.args:
         return None
     if name in ("float", "double") and of.vary & HALF:
-        found = s.mixed([of])
-        found.vary &= ~HALF
-        return found
+        result = s.mixed([of])
+        result.vary &= ~HALF
+        return result
     return of
 
 
@@ -684,21 +688,21 @@ def _itself(s: Objects, of: Value, call: Call, name: str) -> Value | None:
 def _copy(s: Objects, of: Value, call: Call, name: str) -> Value | None:
     if isinstance(of, Const | Items | Pairs | Lib) or (isinstance(of, Thing) and of.kind != "object"):
         return None
-    found = s.mixed([of])
-    found.name = of.name
+    result = s.mixed([of])
+    result.name = of.name
     if name in COUNTING and of.vary & OWN:
-        found.vary |= COUNTED
-    return found
+        result.vary |= COUNTED
+    return result
 
 
 @method("sample rsample")
 def _sample(s: Objects, of: Value, call: Call, name: str) -> Value | None:
     if not isinstance(of, Thing) or of.kind != "object" or call.get("random_state") is not None:
         return None
-    found = s.mixed([of])
+    sample = s.mixed([of])
     if s.seeds.get("torch") != "same":
-        found.vary |= OWN
-    return found
+        sample.vary |= OWN
+    return sample
 
 
 @method("train eval")
@@ -777,10 +781,10 @@ def _of_scaler(s: Objects, of: Value, call: Call, name: str) -> Value | None:
         return Const(None)
     if isinstance(of, Thing) and of.kind == "scaler" or (type(of) is Value and is_named(of, "scaler")):
         s.see(f"scaler.{name}", call, of)
-        found = s.mixed(call.args[:1])
+        result = s.mixed(call.args[:1])
         if name == "scale":
-            found.mark(scaled=of)
-        return found
+            result.mark(scaled=of)
+        return result
     return None
 
 
@@ -893,7 +897,7 @@ def _of_text(s: Objects, of: Value, call: Call, name: str) -> Value | None:
         s.see("rename", call, of)
         return Value()
     if name in ("exists", "is_file", "startswith", "endswith", "mkdir", "touch", "unlink"):
-        return Value(key=(name, of.key, *(one.key for one in call.args)))
+        return Value(key=(name, of.key, *(arg.key for arg in call.args)))
     if name == "joinpath":
         return s.joined_path([of, *call.args])
     return s.text_of([of, *call.given(), *fields(s, of, call), Const(name)])
@@ -901,12 +905,12 @@ def _of_text(s: Objects, of: Value, call: Call, name: str) -> Value | None:
 
 def fields(s: Objects, of: Value, call: Call) -> list[Value]:
     """The attributes that ``"{meter.avg}".format(meter=meter)`` asks for."""
-    found = []
+    attributes = []
     text = plain(of)
     for name, attribute in re.findall(r"{(\w+)\.(\w+)", text) if isinstance(text, str) else ():
         if name in call.keywords:
-            found.append(s.attribute(call.keywords[name], attribute))
-    return found
+            attributes.append(s.attribute(call.keywords[name], attribute))
+    return attributes
 
 
 @method(
@@ -915,7 +919,7 @@ def fields(s: Objects, of: Value, call: Call) -> list[Value]:
 )
 def _options(s: Objects, of: Value, call: Call, name: str) -> Value | None:
     if name == "add_argument":
-        texts = [one.data for one in call.args if isinstance(one, Const) and isinstance(one.data, str)]
+        texts = [arg.data for arg in call.args if isinstance(arg, Const) and isinstance(arg.data, str)]
         longest = max(texts, key=len, default="").lstrip("-").replace("-", "_")
         wanted = plain(call.get("dest")) or longest
         if "local_rank" in longest and "--rank" in texts:
@@ -952,11 +956,11 @@ def _of_framework(s: Objects, of: Thing, call: Call, name: str) -> Value | None:
     first = call.args[0] if call.args else None
     if name in MEETINGS[of.kind]:
         s.see(name, call, first, meets=f"{of.kind}.{name}")
-        found = s.mixed(call.given())
-        found.vary &= ~(DIFFERS | MEASURED | UNKNOWN)
-        return found
+        result = s.mixed(call.given())
+        result.vary &= ~(DIFFERS | MEASURED | UNKNOWN)
+        return result
     if name in PREPARING:
-        made = [_prepared(s, one, call) for one in call.args]
+        made = [_prepared(s, arg, call) for arg in call.args]
         return made[0] if len(made) == 1 else Items(made, call.more)
     if name in ("unwrap_model", "get_state_dict") and first is not None:
         inner = s.root(first)
@@ -972,21 +976,26 @@ def _of_framework(s: Objects, of: Thing, call: Call, name: str) -> Value | None:
     return None if name not in PLAIN_METHODS and of.kind != "trainer" else Value()
 
 
-def _prepared(s: Objects, one: Value, call: Call) -> Value:
+def _prepared(s: Objects, value: Value, call: Call) -> Value:
     """What Accelerate or Fabric makes of a model or a loader."""
-    if isinstance(one, Choice):
-        return s.choice([(way, _prepared(s, part, call)) for way, part in one.choices])
-    if isinstance(one, Thing) and one.kind == "loader":
-        made = Thing("loader", call.node, one.call)
+    if isinstance(value, Choice):
+        return s.choice([(way, _prepared(s, part, call)) for way, part in value.choices])
+    if isinstance(value, Thing) and value.kind == "loader":
+        made = Thing("loader", call.node, value.call)
         made.mark(managed=True)
-        one.mark(managed=True)
+        value.mark(managed=True)
         return made
-    if isinstance(one, Thing) and one.kind == "module" or type(one) is Value and is_named(one, *MODEL_NAMES):
-        made = Thing("ddp", call.node, Call(call.node, [one]), inner=one)
+    if (
+        isinstance(value, Thing)
+        and value.kind == "module"
+        or type(value) is Value
+        and is_named(value, *MODEL_NAMES)
+    ):
+        made = Thing("ddp", call.node, Call(call.node, [value]), inner=value)
         made.mark(managed=True, part=False)
         s.together.append(made)
         return made
-    return one
+    return value
 
 
 @methods_of("sampler loader optimizer scheduler plateau scaler parser group store")
@@ -1000,12 +1009,12 @@ def _of_generator(s: Objects, of: Thing, call: Call, name: str) -> Value | None:
         given = call.args[0] if call.args else Value()
         of.vary = given.vary & (DIFFERS | UNKNOWN)
         return of
-    found = s.mixed(call.given())
-    found.vary |= of.vary
+    drawn = s.mixed(call.given())
+    drawn.vary |= of.vary
     if name == "shuffle" and call.args:
         call.args[0].vary |= of.vary
-    found.mark(drawn=True)
-    return found
+    drawn.mark(drawn=True)
+    return drawn
 
 
 @methods_of("mesh")

@@ -23,22 +23,23 @@ def claim(rule: Rule) -> str:
     return rule.severity if rule.tier == "sure" else DOUBTS.get(rule.severity, rule.severity)
 
 
-def noted(one: Finding) -> str:
+def noted(finding: Finding) -> str:
     """How often such findings were true, unless it is sure."""
-    return "" if one.rule.tier == "sure" else f" ({one.rule.record})"
+    return "" if finding.rule.tier == "sure" else f" ({finding.rule.record})"
 
 
 def as_text(report: Report, rules: tuple[Rule, ...], files: int) -> str:
     lines = [
-        f"{one.place}: {one.rule.code} {claim(one.rule)}: {one.text} [{one.rule.name}]{noted(one)}"
-        for one in report.findings
+        f"{finding.place}: {finding.rule.code} {claim(finding.rule)}: "
+        f"{finding.text} [{finding.rule.name}]{noted(finding)}"
+        for finding in report.findings
     ]
-    counts = Counter(claim(one.rule) for one in report.findings)
+    counts = Counter(claim(finding.rule) for finding in report.findings)
     kinds = ", ".join(f"{counts[word]} {word}" for word in CLAIMS if counts[word])
     number = len(report.findings)
-    said = f"{files} file{'s' * (files != 1)}, {len(rules)} rules: "
-    said += f"{number} finding{'s' * (number != 1)} ({kinds})" if number else "nothing found"
-    lines.append(said)
+    summary = f"{files} file{'s' * (files != 1)}, {len(rules)} rules: "
+    summary += f"{number} finding{'s' * (number != 1)} ({kinds})" if number else "nothing found"
+    lines.append(summary)
     if report.unasked:
         whys = ", ".join(f"{why} ({count})" for why, count in report.unasked.most_common())
         total = sum(report.unasked.values())
@@ -46,38 +47,41 @@ def as_text(report: Report, rules: tuple[Rule, ...], files: int) -> str:
     return "\n".join(lines)
 
 
-def as_dict(one: Finding) -> dict:
+def as_dict(finding: Finding) -> dict:
     return {
-        "path": one.path,
-        "cell": one.cell or None,
-        "line": one.line,
-        "column": one.column,
-        "code": one.rule.code,
-        "rule": one.rule.name,
-        "severity": one.rule.severity,
-        "tier": one.rule.tier,
-        "first_sight": dict(zip(("true", "judged"), one.rule.first_sight, strict=True)),
-        "message": one.text,
+        "path": finding.path,
+        "cell": finding.cell or None,
+        "line": finding.line,
+        "column": finding.column,
+        "code": finding.rule.code,
+        "rule": finding.rule.name,
+        "severity": finding.rule.severity,
+        "tier": finding.rule.tier,
+        "first_sight": dict(zip(("true", "judged"), finding.rule.first_sight, strict=True)),
+        "message": finding.text,
     }
 
 
 def as_json(report: Report, rules: tuple[Rule, ...], files: int) -> str:
-    found = {
+    document = {
         "files": files,
-        "findings": [as_dict(one) for one in report.findings],
+        "findings": [as_dict(finding) for finding in report.findings],
         "not_asked": dict(report.unasked),
         "errors": report.errors,
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(document, indent=2)
 
 
 def as_github(report: Report, rules: tuple[Rule, ...], files: int) -> str:
     """Commands of GitHub's workflows, which mark the line in a pull request."""
     lines = []
-    for one in report.findings:
-        word = level(one.rule).replace("note", "notice")
-        text = (one.text + noted(one)).replace("%", "%25").replace("\n", "%0A")
-        where = f"file={one.path},line={one.line},col={one.column},title={one.rule.code} ({claim(one.rule)})"
+    for finding in report.findings:
+        word = level(finding.rule).replace("note", "notice")
+        text = (finding.text + noted(finding)).replace("%", "%25").replace("\n", "%0A")
+        where = (
+            f"file={finding.path},line={finding.line},col={finding.column},"
+            f"title={finding.rule.code} ({claim(finding.rule)})"
+        )
         lines.append(f"::{word} {where}::{text}")
     return "\n".join(lines)
 
@@ -94,14 +98,14 @@ def as_sarif(report: Report, rules: tuple[Rule, ...], files: int) -> str:
         for rule in rules
     ]
     results = []
-    for one in report.findings:
-        region = {"startLine": one.line, "startColumn": one.column}
-        place = {"artifactLocation": {"uri": one.path.replace("\\", "/")}, "region": region}
-        text = f"cell {one.cell}: " * bool(one.cell) + one.text + noted(one)
+    for finding in report.findings:
+        region = {"startLine": finding.line, "startColumn": finding.column}
+        place = {"artifactLocation": {"uri": finding.path.replace("\\", "/")}, "region": region}
+        text = f"cell {finding.cell}: " * bool(finding.cell) + finding.text + noted(finding)
         results.append(
             {
-                "ruleId": one.rule.code,
-                "level": level(one.rule),
+                "ruleId": finding.rule.code,
+                "level": level(finding.rule),
                 "message": {"text": text},
                 "locations": [{"physicalLocation": place}],
             }
@@ -143,7 +147,7 @@ def page(rules: tuple[Rule, ...]) -> str:
     lines = [INTRO]
     for severity in reversed(SEVERITIES):
         lines += [f"## {severity.capitalize()}", "", f"{SEVERITIES[severity].capitalize()}.", ""]
-        for rule in [one for one in rules if one.severity == severity]:
+        for rule in [rule for rule in rules if rule.severity == severity]:
             asked = "" if rule.by_default else " Asked when it is selected."
             record = f"{rule.record.capitalize()}{': sure' * (rule.tier == 'sure')}."
             lines += [f"### {rule.code} {rule.name}", ""]

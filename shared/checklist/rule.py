@@ -71,7 +71,9 @@ class Rule:
     def _example(self, head: str) -> str:
         _, _, rest = inspect.cleandoc(self.find.__doc__ or "").partition(f"{head}\n")
         lines = rest.split("\n")
-        end = next((place for place, one in enumerate(lines) if one and not one.startswith(" ")), len(lines))
+        end = next(
+            (place for place, text in enumerate(lines) if text and not text.startswith(" ")), len(lines)
+        )
         return textwrap.dedent("\n".join(lines[:end])).strip("\n")
 
     @property
@@ -107,17 +109,19 @@ def ways(t: Machine, event: Event) -> list[tuple[Guard, Condition]] | None:
     """
     if is_alone(t, event):
         return None
-    found = _ways(event)
-    if not found:
-        return found
+    conditions = _ways(event)
+    if not conditions:
+        return conditions
     same = t.notes.get("same line")
     if same is None:
         same = t.notes["same line"] = {}
-        for one in t.events:
-            same.setdefault((one.name, one.node), []).append(one)
-    others = [one for one in same[event.name, event.node] if one is not event]
+        for each_event in t.events:
+            same.setdefault((each_event.name, each_event.node), []).append(each_event)
+    others = [other for other in same[event.name, event.node] if other is not event]
     return [
-        (guard, condition) for guard, condition in found if not any(comes_too(one, guard) for one in others)
+        (guard, condition)
+        for guard, condition in conditions
+        if not any(comes_too(other, guard) for other in others)
     ]
 
 
@@ -125,32 +129,32 @@ def is_alone(t: Machine, event: Event) -> bool:
     """Whether an option that brings a run here keeps it from joining a group: then it is one process."""
     joins = t.notes.get("joins")
     if joins is None:
-        joins = t.notes["joins"] = [options(one) for one in t.named["init_process_group"]]
+        joins = t.notes["joins"] = [options(init) for init in t.named["init_process_group"]]
     mine = options(event) if joins else {}
     return bool(mine) and all(
-        any(mine.get(key, one) is not one for key, one in join.items()) for join in joins
+        any(mine.get(key, answer) is not answer for key, answer in join.items()) for join in joins
     )
 
 
 def options(event: Event) -> dict:
     """The options under which an event happens, with their answers."""
-    found: dict = {}
+    answers: dict = {}
     for guard in event.guards:
         parts = guard.condition.parts if isinstance(guard.condition, All) else (guard.condition,)
-        found |= {
+        answers |= {
             leaf.key: leaf.positive for leaf in parts if isinstance(leaf, Leaf) and leaf.kind == "option"
         }
-    return found
+    return answers
 
 
 def comes_too(other: Event, guard: Guard) -> bool:
     opposite = negate(guard.condition)
     return any(
-        one.node is guard.node
-        and one.kind == guard.kind
+        other_guard.node is guard.node
+        and other_guard.kind == guard.kind
         and guard.kind in ("if", "choice")
-        and one.condition == opposite
-        for one in other.guards
+        and other_guard.condition == opposite
+        for other_guard in other.guards
     )
 
 
@@ -162,45 +166,47 @@ def _ways(event: Event) -> list[tuple[Guard, Condition]] | None:
             leaf[:2]: leaf.positive for leaf in parts if isinstance(leaf, Leaf) and leaf.kind == "option"
         }
     known |= ALWAYS
-    found = []
+    conditions = []
     for guard in event.guards:
         condition = simplify(guard.condition, known)
         if condition is False and simplify(guard.condition, ALWAYS) is False:
             return None
         if apart(condition):
-            found.append((guard, condition))
-    return found
+            conditions.append((guard, condition))
+    return conditions
 
 
 def who(t: Machine, event: Event) -> str:
     """Who comes: "all", "one", "local one", "others", "some", "turn", "nobody" or "unknown"."""
-    found = ways(t, event)
-    if found is None:
+    conditions = ways(t, event)
+    if conditions is None:
         return "nobody"
     if in_turn(event) or any(
         leaf.kind == "turn" for guard in event.guards for leaf in leaves(guard.condition)
     ):
         return "turn"
-    together = both(*(condition for _, condition in found))
+    together = both(*(condition for _, condition in conditions))
     parts = together.parts if isinstance(together, All) else (together,)
     asked = [part for part in parts if isinstance(part, Leaf)]
     for kind in ("one", "local one"):
         for leaf in asked:
             if leaf.kind == kind:
                 return kind if leaf.positive else "others"
-    if found:
+    if conditions:
         return "some"
     return "unknown" if event.uncalled else "all"
 
 
 def in_turn(event: Event) -> bool:
     """Whether a ``with`` lets one rank go before the others."""
-    for one in event.contexts:
-        name = one.inner.name if isinstance(one, Thing) and one.inner is not None else one.name
+    for context in event.contexts:
+        name = (
+            context.inner.name if isinstance(context, Thing) and context.inner is not None else context.name
+        )
         word = name.rpartition(".")[2].lower()
         if any(part in word for part in IN_TURN) and "domain" not in word:
             return True
-        made = one.note("made_by") or one.note("unread") or ""
+        made = context.note("made_by") or context.note("unread") or ""
         if any(part in made.rpartition(".")[2].lower() for part in IN_TURN):
             return True
     return False
@@ -252,18 +258,18 @@ def line(node: ast.AST) -> int:
 
 def trains(t: Machine, loop: ast.AST) -> bool:
     """Whether a loop goes backward."""
-    return any(loop is one.node for event in t.named["backward"] for one in event.loops)
+    return any(loop is outer.node for event in t.named["backward"] for outer in event.loops)
 
 
 def escaped(*values: Value | None) -> str:
     """The function that is not read, and got one of these."""
     for value in values:
-        for one in each(value):
-            if one.note("escaped"):
-                return one.note("escaped")
+        for choice in each(value):
+            if choice.note("escaped"):
+                return choice.note("escaped")
     return ""
 
 
 def compatible(first: Event, second: Event) -> bool:
     """Whether one run can come to both: their conditions do not exclude each other."""
-    return both(*(one.condition for one in (*first.guards, *second.guards))) is not False
+    return both(*(guard.condition for guard in (*first.guards, *second.guards))) is not False

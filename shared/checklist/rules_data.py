@@ -48,15 +48,15 @@ def is_split(t: Machine) -> bool:
 
 
 def loaders_of(t: Machine, sampler: Thing) -> list[Thing]:
-    found = []
+    loaders = []
     for event in t.named["DataLoader"]:
         for name, place in (("sampler", 3), ("batch_sampler", 4)):
             given = event.call.get(name, place)
             if isinstance(event.of, Thing) and any(
-                one is sampler or samples(one, sampler) for one in each(given)
+                choice is sampler or samples(choice, sampler) for choice in each(given)
             ):
-                found.append(event.of)
-    return found
+                loaders.append(event.of)
+    return loaders
 
 
 def samples(batches: Value, sampler: Thing) -> bool:
@@ -64,12 +64,12 @@ def samples(batches: Value, sampler: Thing) -> bool:
     return (
         isinstance(batches, Thing)
         and batches.call is not None
-        and any(one is sampler for given in batches.call.given() for one in each(given))
+        and any(choice is sampler for given in batches.call.given() for choice in each(given))
     )
 
 
 def goes_through(t: Machine, loader: Thing) -> list[Event]:
-    return [one for one in t.named["iterate"] if one.of is loader]
+    return [event for event in t.named["iterate"] if event.of is loader]
 
 
 def trained_on(t: Machine, event: Event) -> bool:
@@ -77,7 +77,7 @@ def trained_on(t: Machine, event: Event) -> bool:
     own = [loop for loop in event.loops if is_over(loop.over, event.of)] or list(event.loops[-1:])
     if any(trains(t, loop.node) for loop in own):
         return True
-    return any(is_over(loop.over, event.of) for one in t.named["backward"] for loop in one.loops)
+    return any(is_over(loop.over, event.of) for backward in t.named["backward"] for loop in backward.loops)
 
 
 def training_rounds(t: Machine, event: Event) -> bool:
@@ -90,11 +90,11 @@ def training_rounds(t: Machine, event: Event) -> bool:
 
 def is_over(over: Value | None, loader: Value | None) -> bool:
     """Whether a loop goes through that loader, perhaps counted or shown."""
-    for one in each(over):
-        if one is loader or any(part is loader for part in one.note("loaders") or ()):
+    for choice in each(over):
+        if choice is loader or any(part is loader for part in choice.note("loaders") or ()):
             return True
-        inner = [one.inner] if isinstance(one, Thing) and one.kind in ("enumerate", "iter") else []
-        inner += one.call.args if isinstance(one, Thing) and one.kind == "zip" else []
+        inner = [choice.inner] if isinstance(choice, Thing) and choice.kind in ("enumerate", "iter") else []
+        inner += choice.call.args if isinstance(choice, Thing) and choice.kind == "zip" else []
         if any(is_over(part, loader) for part in inner):
             return True
     return False
@@ -121,7 +121,7 @@ def sampler(t: Machine) -> Answers:
     for event in t.named["DataLoader"]:
         loader = event.of
         assert isinstance(loader, Thing)
-        used = [one for one in goes_through(t, loader) if trained_on(t, one)]
+        used = [use for use in goes_through(t, loader) if trained_on(t, use)]
         if not used or not everyone(t, event):
             continue
         given = event.call.get("sampler", 3)
@@ -144,9 +144,12 @@ def takes_all(given: Value | None) -> bool:
     if given is None:
         return True
     return all(
-        is_none(one) or isinstance(one, Thing) and one.kind == "other sampler" and not one.vary & DIFFERS
-        for one in each(given)
-    ) and not any(isinstance(one, Thing) and one.kind == "sampler" for one in each(given))
+        is_none(choice)
+        or isinstance(choice, Thing)
+        and choice.kind == "other sampler"
+        and not choice.vary & DIFFERS
+        for choice in each(given)
+    ) and not any(isinstance(choice, Thing) and choice.kind == "sampler" for choice in each(given))
 
 
 def is_by_index(event: Event, data: Value | None) -> bool:
@@ -156,29 +159,29 @@ def is_by_index(event: Event, data: Value | None) -> bool:
     )
     if data is None or not shuffles or data.vary & DIFFERS:
         return False
-    return all(bool(one.note("unread")) for one in each(data))
+    return all(bool(dataset.note("unread")) for dataset in each(data))
 
 
 def is_whole(data: Value | None) -> bool:
     """Whether a data set is known to be the same on all ranks, and to be taken by index."""
     if data is None or data.vary & (DIFFERS | UNKNOWN):
         return False
-    for one in each(data):
-        if not isinstance(one, Thing) or one.kind not in ("dataset", "instance", "subset"):
+    for dataset in each(data):
+        if not isinstance(dataset, Thing) or dataset.kind not in ("dataset", "instance", "subset"):
             return False
-        if one.made is not None and names_ranks(one.made.body):
+        if dataset.made is not None and names_ranks(dataset.made.body):
             return False
         if (
-            one.kind == "instance"
-            and one.made is not None
-            and not any("__getitem__" in part.frame.locals for part in one.made.family())
+            dataset.kind == "instance"
+            and dataset.made is not None
+            and not any("__getitem__" in part.frame.locals for part in dataset.made.family())
         ):
             return False
     return True
 
 
 def names_ranks(body: ast.AST) -> bool:
-    words = {getattr(one, "id", getattr(one, "attr", getattr(one, "arg", ""))) for one in ast.walk(body)}
+    words = {getattr(node, "id", getattr(node, "attr", getattr(node, "arg", ""))) for node in ast.walk(body)}
     return any(
         isinstance(word, str) and ("rank" in word or "world" in word or "replica" in word) for word in words
     )
@@ -214,7 +217,7 @@ def is_local(t: Machine, rank: Value | None, world: Value | None) -> bool:
     """Whether a rank is that of one machine, though the number of ranks is that of all machines."""
     if role(rank) == "index":
         factors = world.note("factors") or () if world is not None else ()
-        return any(one.key in factors for one in t.spawned)
+        return any(number.key in factors for number in t.spawned)
     return role(rank) in ("local rank", "remainder") and role(world) != "local world"
 
 
@@ -236,7 +239,7 @@ def shuffle(t: Machine) -> Answers:
         if (
             plain(event.call.get("shuffle", 2)) is True
             and things(given, "sampler", "other sampler")
-            and not any(is_none(one) for one in each(given))
+            and not any(is_none(choice) for choice in each(given))
         ):
             yield at(event, "shuffle=True beside a sampler: leave it out, the sampler shuffles")
 
@@ -260,12 +263,12 @@ def epoch(t: Machine) -> Answers:
         if plain(event.call.get("shuffle", 3)) is False or event.again:
             continue
         loaders = loaders_of(t, sampler)
-        rounds = [one for loader in loaders for one in goes_through(t, loader) if not loader.note("managed")]
-        rounds = [one for one in rounds if training_rounds(t, one)]
+        rounds = [use for loader in loaders for use in goes_through(t, loader) if not loader.note("managed")]
+        rounds = [use for use in rounds if training_rounds(t, use)]
         if not rounds:
             continue
-        mine = [one for one in told if tells(one, sampler, loaders)]
-        if any(one.loops and not isinstance(one.result, Const) for one in mine):
+        mine = [call for call in told if tells(call, sampler, loaders)]
+        if any(call.loops and not isinstance(call.result, Const) for call in mine):
             continue
         if mine:
             yield at(mine[0], "the sampler is told the same number in each epoch, so the same order repeats")
@@ -279,12 +282,14 @@ def epoch(t: Machine) -> Answers:
 
 def epochs_of(rounds: list[Event]) -> set[ast.AST]:
     """The loops around those that go through the batches."""
-    return {loop.node for one in rounds for loop in one.loops if not is_over(loop.over, one.of)}
+    return {loop.node for event in rounds for loop in event.loops if not is_over(loop.over, event.of)}
 
 
 def tells(event: Event, sampler: Thing, loaders: list[Thing]) -> bool:
-    known = [one for one in each(event.of) if isinstance(one, Thing)] if event.of is not None else []
-    return not known or any(one is sampler or one in loaders or samples(one, sampler) for one in known)
+    known = [thing for thing in each(event.of) if isinstance(thing, Thing)] if event.of is not None else []
+    return not known or any(
+        thing is sampler or thing in loaders or samples(thing, sampler) for thing in known
+    )
 
 
 @rule("RC205", "wrong", "11", (2, 2))
@@ -312,16 +317,18 @@ def resumed(t: Machine) -> Answers:
 
 
 def is_resumed(over: Value) -> bool:
-    for one in each(over):
-        if isinstance(one, Thing) and one.kind == "range":
-            if one.call.args and (
-                one.call.args[0].note("rest") or len(one.call.args) > 1 and one.call.args[0].vary & SAVED
+    for choice in each(over):
+        if isinstance(choice, Thing) and choice.kind == "range":
+            if choice.call.args and (
+                choice.call.args[0].note("rest")
+                or len(choice.call.args) > 1
+                and choice.call.args[0].vary & SAVED
             ):
                 return True
-        elif isinstance(one, Thing) and one.kind == "enumerate" and one.inner is not None:
-            if is_resumed(one.inner):
+        elif isinstance(choice, Thing) and choice.kind == "enumerate" and choice.inner is not None:
+            if is_resumed(choice.inner):
                 return True
-        elif not isinstance(one, Thing) and one.vary & SAVED and one.test is not None:
+        elif not isinstance(choice, Thing) and choice.vary & SAVED and choice.test is not None:
             return True
     return False
 
@@ -365,17 +372,17 @@ def seeds(t: Machine) -> Answers:
                 yield at(event, "its generator has the same seed on each rank, and so have the workers")
     if is_managed(t) or is_split(t) or "fully_shard" in t.named or "fsdp" in t.named or "ddp" not in t.named:
         return
-    draws = [one for one in t.named["draw"] if not (in_worker(one) and are_workers_apart(t))]
-    if not any((is_layer(one) or is_step(t, one)) for one in draws):
+    draws = [draw for draw in t.named["draw"] if not (in_worker(draw) and are_workers_apart(t))]
+    if not any((is_layer(draw) or is_step(t, draw)) for draw in draws):
         return
     seeded = [
-        one for one in t.named["seed"] if one.of is not None and everyone(t, one) and not is_none(one.of)
+        seed for seed in t.named["seed"] if seed.of is not None and everyone(t, seed) and not is_none(seed.of)
     ]
-    ours = [one for one in seeded if is_of_torch(one)]
+    ours = [seed for seed in seeded if is_of_torch(seed)]
     if (
         ours
         and t.seeds.get("torch") == "same"
-        and not any(one.of is not None and one.of.vary & (DIFFERS | UNKNOWN) for one in ours)
+        and not any(seed.of is not None and seed.of.vary & (DIFFERS | UNKNOWN) for seed in ours)
     ):
         yield at(
             ours[0],
@@ -385,7 +392,7 @@ def seeds(t: Machine) -> Answers:
 
 def are_workers_apart(t: Machine) -> bool:
     """Whether a worker_init_fn gives the workers of each rank seeds of their own."""
-    seeds = [seed for one in t.named["DataLoader"] if one.of for seed in one.of.note("seeds") or ()]
+    seeds = [seed for event in t.named["DataLoader"] if event.of for seed in event.of.note("seeds") or ()]
     return any(seed.of.vary & DIFFERS for seed in seeds if is_of_torch(seed) and seed.of)
 
 
@@ -445,13 +452,15 @@ def download(t: Machine) -> Answers:
     if not is_together(t):
         return
     fetched: list[Event] = []
-    meetings = [one for one in t.events if one.meets and one.name != "init_process_group"]
-    in_order = [one.number for one in meetings if who(t, one) in ("others", "one", "local one")]
+    meetings = [meeting for meeting in t.events if meeting.meets and meeting.name != "init_process_group"]
+    in_order = [meeting.number for meeting in meetings if who(t, meeting) in ("others", "one", "local one")]
     for event in t.named["dataset"]:
         fetches = plain(event.call.get("download")) is True
         kinds = who(t, event)
-        earlier = [one for one in fetched if same_data(one, event)]
-        between = bool(earlier) and any(earlier[0].number < one.number < event.number for one in meetings)
+        earlier = [other for other in fetched if same_data(other, event)]
+        between = bool(earlier) and any(
+            earlier[0].number < meeting.number < event.number for meeting in meetings
+        )
         ordered = bool(in_order) and in_order[0] < event.number
         if fetches and kinds == "all" and not ordered and not between:
             text = "every rank downloads: let one of each machine do it, and the others wait at a barrier"
@@ -491,11 +500,11 @@ def reduce(t: Machine) -> Answers:
     for event in t.named["say"]:
         if who(t, event) not in ("one", "local one", "all"):
             continue
-        told = [part for one in event.call.given() for part in inside(one)]
-        own = [one for one in told if is_measured_alone(one)]
+        told = [part for argument in event.call.given() for part in inside(argument)]
+        own = [part for part in told if is_measured_alone(part)]
         files = things(event.of, "file")
-        given = [*event.call.given(), *(part for one in files for part in one.call.given())]
-        says_who = any(one.vary & RANK for one in given)
+        given = [*event.call.given(), *(part for file in files for part in file.call.given())]
+        says_who = any(argument.vary & RANK for argument in given)
         if own and not says_who and not any(is_data(loop.over) for loop in event.loops):
             yield at(
                 event, "this was measured on the part of one rank: all_reduce its sums and counts before"
@@ -505,19 +514,19 @@ def reduce(t: Machine) -> Answers:
 def is_measured_alone(value: Value) -> bool:
     """Whether it is an evaluation of one rank's part, and no loss of the training."""
     measured = value.vary & MEASURED and value.vary & OWN and not value.vary & (UNKNOWN | RANK)
-    return bool(measured) and not any(one.grad for one in value.src)
+    return bool(measured) and not any(forward.grad for forward in value.src)
 
 
 def is_data(over: Value | None) -> bool:
     """Whether a loop goes through batches."""
-    for one in each(over):
-        if isinstance(one, Thing) and (
-            one.kind in ("loader",)
-            or one.kind in ("enumerate", "iter", "zip")
-            and (is_data(one.inner) or any(map(is_data, one.call.args)))
+    for choice in each(over):
+        if isinstance(choice, Thing) and (
+            choice.kind in ("loader",)
+            or choice.kind in ("enumerate", "iter", "zip")
+            and (is_data(choice.inner) or any(map(is_data, choice.call.args)))
         ):
             return True
-        if one.vary & OWN:
+        if choice.vary & OWN:
             return True
     return False
 
@@ -534,7 +543,9 @@ def mean(t: Machine) -> Answers:
         dist.all_reduce(tokens)
         mean = loss_sum / tokens
     """
-    for event in [one for name in ("all_reduce", "reduce", "all_gather", "gather") for one in t.named[name]]:
+    for event in [
+        call for name in ("all_reduce", "reduce", "all_gather", "gather") for call in t.named[name]
+    ]:
         sent = event.result.vary if event.result is not None else 0
         if sent & DIVIDED and not sent & UNKNOWN:
             text = "a mean of means: ranks have unequal numbers of items, so join the sums and the counts"
@@ -555,10 +566,10 @@ def once(t: Machine) -> Answers:
         assert isinstance(sampler, Thing)
         if plain(event.call.get("drop_last", 5)) is True:
             continue
-        used = [one for loader in loaders_of(t, sampler) for one in goes_through(t, loader)]
+        used = [use for loader in loaders_of(t, sampler) for use in goes_through(t, loader)]
         if (
             used
-            and not any(trained_on(t, one) for one in used)
+            and not any(trained_on(t, use) for use in used)
             and any(other.name == "forward" and not t_has_grad(other) for other in t.events)
         ):
             yield at(event, "it pads the test set: give each rank range(rank, len(data), world_size)")
@@ -566,9 +577,13 @@ def once(t: Machine) -> Answers:
 
 def t_has_grad(event: Event) -> bool:
     return not any(
-        (one.inner.name if isinstance(one, Thing) and isinstance(one.inner, Lib) else one.name)
+        (
+            context.inner.name
+            if isinstance(context, Thing) and isinstance(context.inner, Lib)
+            else context.name
+        )
         in ("no_grad", "inference_mode")
-        for one in event.contexts
+        for context in event.contexts
     )
 
 

@@ -70,22 +70,24 @@ def lonely(t: Machine) -> list[Lonely]:
     """The meetings that some ranks miss, without those that the others come to elsewhere."""
     known = t.notes.get("lonely")
     if known is None:
-        found: list[Lonely] = []
+        meetings: list[Lonely] = []
         for event in [] if forms_groups_anew(t) else t.events:
             if not event.meets or event.name in NOT_WAITED or in_turn(event):
                 continue
             around = ways(t, event)
             if not around:
                 continue
-            one = Lonely(event, *around[0])
+            meeting = Lonely(event, *around[0])
             if event.meets == BUFFERS and any(other.kind == "choice" for other in event.guards):
                 continue  # an option says what is called, and that may be the model without its wrapper
-            joins = one.guard.kind == "loop" and t.is_under("join", "Join", contexts=event.contexts)
-            of_part = is_of_a_part(t, event) and one.leaf.kind == "some"
+            joins = meeting.guard.kind == "loop" and t.is_under("join", "Join", contexts=event.contexts)
+            of_part = is_of_a_part(t, event) and meeting.leaf.kind == "some"
             if not joins and not of_part:
-                found.append(one)
-        found = [one for one in unmatched(found) if not is_vague(one)]
-        known = t.notes["lonely"] = [one for one in found if not has_left(t, one) and not may_pass_by(one)]
+                meetings.append(meeting)
+        meetings = [meeting for meeting in unmatched(meetings) if not is_vague(meeting)]
+        known = t.notes["lonely"] = [
+            meeting for meeting in meetings if not has_left(t, meeting) and not may_pass_by(meeting)
+        ]
     return known
 
 
@@ -108,16 +110,16 @@ def may_pass_by(one: Lonely) -> bool:
 
 def forms_groups_anew(t: Machine) -> bool:
     """Whether ranks that are left form another group: then they agree by a store, outside of collectives."""
-    asked = [one.call.get("enable_reconfigure") for one in t.named["init_process_group"]]
-    return bool(t.named["shrink_group"]) or any(plain(one) is True for one in asked)
+    asked = [join.call.get("enable_reconfigure") for join in t.named["init_process_group"]]
+    return bool(t.named["shrink_group"]) or any(plain(value) is True for value in asked)
 
 
 def is_vague(one: Lonely) -> bool:
     """Whether it is not clear who comes: an option may let all ranks come, ``if on_all or rank == 0:``."""
-    found = list(leaves(one.condition))
-    if any(isinstance(leaf.key, tuple) and leaf.key[0] == "long" for leaf in found) or len(found) > 4:
+    questions = list(leaves(one.condition))
+    if any(isinstance(leaf.key, tuple) and leaf.key[0] == "long" for leaf in questions) or len(questions) > 4:
         return True
-    mixed = type(one.condition) is Some and any(leaf.kind == "option" for leaf in found)
+    mixed = type(one.condition) is Some and any(leaf.kind == "option" for leaf in questions)
     return mixed and one.guard.kind != "exit"
 
 
@@ -141,8 +143,8 @@ def is_of_a_part(t: Machine, event: Event) -> bool:
     """Whether a part of the ranks meets there: those of a mesh over which a model is sharded."""
     if event.name == "full_tensor" or event.of is None:
         return event.name == "full_tensor"
-    models = [*(t.root(one) for one in each(event.of)), *(used.model for used in event.of.src)]
-    return any(one.note("sharded") == "part" for one in models)
+    models = [*(t.root(model) for model in each(event.of)), *(used.model for used in event.of.src)]
+    return any(model.note("sharded") == "part" for model in models)
 
 
 def is_mirror(one: Lonely, other: Lonely) -> bool:
@@ -166,9 +168,9 @@ def meet(t: Machine) -> Answers:
         if rank == 0:
             print(accuracy)
     """
-    for one in lonely(t):
-        if is_named(one) and one.guard.kind in ("if", "choice"):
-            yield one.missed()
+    for meeting in lonely(t):
+        if is_named(meeting) and meeting.guard.kind in ("if", "choice"):
+            yield meeting.missed()
 
 
 @rule("RC102", "hangs", "12", (1, 2))
@@ -184,9 +186,9 @@ def quits(t: Machine) -> Answers:
         if rank != 0:
             return
     """
-    for one in lonely(t):
-        if is_named(one) and one.guard.kind == "exit" and not may_exclude(one):
-            yield one.missed()
+    for meeting in lonely(t):
+        if is_named(meeting) and meeting.guard.kind == "exit" and not may_exclude(meeting):
+            yield meeting.missed()
 
 
 def is_named(one: Lonely) -> bool:
@@ -223,24 +225,24 @@ def skip(t: Machine) -> Answers:
             continue
     """
     told = set()
-    for one in lonely(t):
+    for meeting in lonely(t):
         decision = (
-            one.event.node,
-            next((leaf.key for leaf in apart(one.condition) if leaf.kind == "own"), 0),
+            meeting.event.node,
+            next((leaf.key for leaf in apart(meeting.condition) if leaf.kind == "own"), 0),
         )
-        retries = isinstance(one.guard.node, ast.While)
-        by_rank = any(leaf.kind == "some" for leaf in leaves(one.condition))
+        retries = isinstance(meeting.guard.node, ast.While)
+        by_rank = any(leaf.kind == "some" for leaf in leaves(meeting.condition))
         if (
-            one.kind == "own"
-            and not one.why
-            and one.guard.kind != "except"
+            meeting.kind == "own"
+            and not meeting.why
+            and meeting.guard.kind != "except"
             and not retries
             and not by_rank
             and decision not in told
         ):
             told.add(decision)
             text = "each rank decides by a value of its own"
-            yield one.found(f"{text}; the others wait in {one.what()}")
+            yield meeting.found(f"{text}; the others wait in {meeting.what()}")
 
 
 @rule("RC104", "hangs", "13", (3, 7), by_default=False)
@@ -255,15 +257,17 @@ def error(t: Machine) -> Answers:
     Right:
         ddp(x).sum().backward()  # the job ends, and torchrun starts it again
     """
-    for one in lonely(t):
-        if one.why == "except":
-            if one.guard.kind == "exit":
-                yield one.found(f"a rank with an error goes on from here; the others wait in {one.what()}")
+    for meeting in lonely(t):
+        if meeting.why == "except":
+            if meeting.guard.kind == "exit":
+                yield meeting.found(
+                    f"a rank with an error goes on from here; the others wait in {meeting.what()}"
+                )
             else:
-                yield one.found(f"only a rank with an error comes to {one.what()}")
+                yield meeting.found(f"only a rank with an error comes to {meeting.what()}")
     for event in t.named["goes on after an error"]:
         ends = [
-            one for one in t.named["process ends"] if one.frame is event.frame and one.number > event.number
+            end for end in t.named["process ends"] if end.frame is event.frame and end.number > event.number
         ]
         if not ends and event.result is not None and not forms_groups_anew(t):
             yield at(
@@ -281,17 +285,21 @@ def uneven(t: Machine) -> Answers:
         length = len(data) // world_size * world_size
         mine = Subset(data, range(rank, length, world_size))
     """
-    for one in lonely(t):
-        if one.why != "uneven" or not isinstance(one.guard.node, ast.For) or stops_early(t, one.guard.node):
+    for meeting in lonely(t):
+        if (
+            meeting.why != "uneven"
+            or not isinstance(meeting.guard.node, ast.For)
+            or stops_early(t, meeting.guard.node)
+        ):
             continue
-        if not t.is_under("join", "Join", contexts=one.event.contexts):
+        if not t.is_under("join", "Join", contexts=meeting.event.contexts):
             text = "ranks have parts of unequal length, so some go round once more than others"
-            yield one.found(f"{text}; they wait in {one.what()}")
+            yield meeting.found(f"{text}; they wait in {meeting.what()}")
 
 
 def stops_early(t: Machine, loop: ast.For) -> bool:
     """Whether a loop has a break of its own: then it may stop before the parts end."""
-    return any(isinstance(one, ast.Break) for one in ast.walk(loop))
+    return any(isinstance(node, ast.Break) for node in ast.walk(loop))
 
 
 @rule("RC106", "hangs", "02")
@@ -306,7 +314,7 @@ def objects(t: Machine) -> Answers:
         dist.init_process_group("nccl")
         dist.all_gather_object(found, mine)
     """
-    joins = [one for one in t.named["init_process_group"] if is_nccl(one)]
+    joins = [join for join in t.named["init_process_group"] if is_nccl(join)]
     if not joins:
         return
     for event in t.events:
@@ -338,11 +346,13 @@ def chooses_gpu(t: Machine, event: Event, joins: list[Event]) -> bool:
     ):
         return True
     # `device_id` binds the group to a GPU, but objects are sent from the current one.
-    before = [one for one in t.events if one.number < event.number]
-    if any(one.name in ("set_device", "unread join", "accelerator", "fabric", "deepspeed") for one in before):
+    before = [other for other in t.events if other.number < event.number]
+    if any(
+        other.name in ("set_device", "unread join", "accelerator", "fabric", "deepspeed") for other in before
+    ):
         return True
     hides = any(
-        one.name == "set item" and plain(one.call.args[1]) == "CUDA_VISIBLE_DEVICES" for one in before
+        other.name == "set item" and plain(other.call.args[1]) == "CUDA_VISIBLE_DEVICES" for other in before
     )
     return hides or any(
         any(word in name.lower() for word in ("dist", "init", "setup", "device", "launch", "env"))
@@ -365,7 +375,7 @@ def both_send(t: Machine) -> Answers:
     for event in t.named["send"]:
         if not everyone(t, event) or not event.of:
             continue
-        later = [one for one in t.named["recv"] if one.number > event.number and one.frame is event.frame]
+        later = [recv for recv in t.named["recv"] if recv.number > event.number and recv.frame is event.frame]
         if later and everyone(t, later[0]):
             yield at(
                 event,
@@ -383,9 +393,14 @@ def parted(t: Machine) -> Answers:
     Right:
         dist.barrier()
     """
-    for one in lonely(t):
-        if one.kind == "rank" and one.guard.kind != "except" and not is_named(one) and not may_exclude(one):
-            yield one.missed()
+    for meeting in lonely(t):
+        if (
+            meeting.kind == "rank"
+            and meeting.guard.kind != "except"
+            and not is_named(meeting)
+            and not may_exclude(meeting)
+        ):
+            yield meeting.missed()
 
 
 RULES = (meet, quits, skip, error, uneven, objects, both_send, parted)

@@ -91,27 +91,29 @@ def wrap(t: Machine) -> Answers:
         return
     mine = bool(t.named["sampler"])
     steps = [
-        one
-        for one in t.named["optimizer.step"] + t.named["scaler.step"]
-        if everyone(t, one) and one.number > joins[0].number
+        step
+        for step in t.named["optimizer.step"] + t.named["scaler.step"]
+        if everyone(t, step) and step.number > joins[0].number
     ]
     backward = [
-        one for one in t.named["backward"] if everyone(t, one) and one.number > joins[0].number and one.loops
+        event
+        for event in t.named["backward"]
+        if everyone(t, event) and event.number > joins[0].number and event.loops
     ]
     backward = [
-        one
-        for one in backward
-        if mine or one.of is not None and one.of.vary & OWN and not one.of.vary & UNKNOWN
+        event
+        for event in backward
+        if mine or event.of is not None and event.of.vary & OWN and not event.of.vary & UNKNOWN
     ]
     if (
         not steps
         or not backward
         or by_hand(t)
-        or any(is_activation(one) for name in SENDING for one in t.named[name])
+        or any(is_activation(event) for name in SENDING for event in t.named[name])
     ):
         return
     hidden = next((name for name in t.unread if any(word in name.lower() for word in WRAPPING)), "")
-    models = [escaped(one.model) for one in backward[0].of.src] if backward[0].of is not None else []
+    models = [escaped(forward.model) for forward in backward[0].of.src] if backward[0].of is not None else []
     hidden = hidden or next(filter(None, models), "")
     if hidden:
         yield Unasked(f"{hidden} is not read, and may wrap the model")
@@ -162,7 +164,7 @@ def order(t: Machine) -> Answers:
 
 
 def made_too_early(t: Machine, shard: Event) -> Answers:
-    roots = [t.root(one) for one in each(shard.of)]
+    roots = [t.root(model) for model in each(shard.of)]
     for event in t.named["optimizer"]:
         if event.number > shard.number or event.again:
             continue
@@ -174,10 +176,10 @@ def made_too_early(t: Machine, shard: Event) -> Answers:
 
 def wrapper_before(t: Machine, event: Event) -> Thing | None:
     """The wrapper of the model that something happens to, if it was made before."""
-    for one in each(event.of):
-        if isinstance(one, Thing) and one.kind == "ddp" and not one.note("managed"):
-            return one
-        wrapped = one.note("wrapper")
+    for model in each(event.of):
+        if isinstance(model, Thing) and model.kind == "ddp" and not model.note("managed"):
+            return model
+        wrapped = model.note("wrapper")
         if isinstance(wrapped, Thing) and wrapped.kind == "ddp":
             made = [other for other in t.named["ddp"] if other.result is wrapped]
             if made and made[0].number < event.number and compatible(made[0], event):
@@ -187,7 +189,7 @@ def wrapper_before(t: Machine, event: Event) -> Thing | None:
 
 def was_wrapped(t: Machine, root: Value, event: Event) -> bool:
     wrapped = root.note("wrapper")
-    made = [one for one in t.named["ddp"] if one.result is wrapped]
+    made = [other for other in t.named["ddp"] if other.result is wrapped]
     return bool(made) and made[0].number < event.number and compatible(made[0], event)
 
 
@@ -195,11 +197,17 @@ def was_frozen(t: Machine, root: Value, event: Event) -> bool:
     """Whether the parameters were frozen when the model was wrapped, before an event."""
     if not was_wrapped(t, root, event):
         return False
-    wrapped = next(one.number for one in t.named["ddp"] if one.result is root.note("wrapper"))
+    wrapped = next(other.number for other in t.named["ddp"] if other.result is root.note("wrapper"))
     set_by = [*t.named["requires_grad"], *t.named["set attribute"]]
-    before = [one for one in set_by if one.number < wrapped and one.of is not None and t.root(one.of) is root]
+    before = [
+        change
+        for change in set_by
+        if change.number < wrapped and change.of is not None and t.root(change.of) is root
+    ]
     asked = [
-        one.result if one.name == "requires_grad" else one.call.args[0] for one in before if is_switch(one)
+        change.result if change.name == "requires_grad" else change.call.args[0]
+        for change in before
+        if is_switch(change)
     ]
     return bool(asked) and plain(asked[-1]) is False
 
@@ -240,12 +248,12 @@ def bypass(t: Machine) -> Answers:
         loss = event.of
         if loss is None or event.again or who(t, event) not in ("all", "unknown"):
             continue
-        used = [one for one in loss.src if one.grad]
-        through = {id(one.by) for one in used if one.through}
-        for one in used:
-            wrapper = one.model.note("wrapper")
+        used = [use for use in loss.src if use.grad]
+        through = {id(use.by) for use in used if use.through}
+        for use in used:
+            wrapper = use.model.note("wrapper")
             if (
-                one.through
+                use.through
                 or id(wrapper) in through
                 or not isinstance(wrapper, Thing)
                 or wrapper.kind != "ddp"
@@ -253,8 +261,8 @@ def bypass(t: Machine) -> Answers:
             ):
                 continue
             made = [other for other in t.named["ddp"] if other.result is wrapper]
-            forward = next((other for other in t.events if other.number == one.number - 1), None)
-            if made and made[0].number < one.number and is_stepped(t, event):
+            forward = next((other for other in t.events if other.number == use.number - 1), None)
+            if made and made[0].number < use.number and is_stepped(t, event):
                 place = (
                     forward
                     if forward is not None and forward.name in ("forward", "method of model")
@@ -266,18 +274,18 @@ def bypass(t: Machine) -> Answers:
 def is_stepped(t: Machine, backward: Event) -> bool:
     """Whether an optimizer steps after it: then it is training, and no measurement."""
     return any(
-        one.number > backward.number for one in t.named["optimizer.step"] + t.named["scaler.step"]
+        step.number > backward.number for step in t.named["optimizer.step"] + t.named["scaler.step"]
     ) and not by_hand(t)
 
 
 def by_hand(t: Machine) -> bool:
     """Whether the script averages gradients by a collective of its own."""
-    for event in [one for name in AVERAGING for one in t.named[name] if not one.uncalled]:
+    for event in [call for name in AVERAGING for call in t.named[name] if not call.uncalled]:
         sent = event.result.vary if event.result is not None else 0
         if sent & GRADIENT or sent & UNKNOWN and t_has_grad(event):
             return True
         function = event.frame.function.body if event.frame.function is not None else ast.Pass()
-        if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(function)):
+        if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(function)):
             return True
     return False
 
@@ -295,7 +303,7 @@ def drift(t: Machine) -> Answers:
     for event in [*t.named["optimizer.step"], *t.named["scheduler.step"], *t.named["scaler.step"]]:
         if in_turn(event):
             continue
-        around = [one for one in ways(t, event) or () if one[0].kind in ("if", "exit")]
+        around = [way for way in ways(t, event) or () if way[0].kind in ("if", "exit")]
         if around and shares_model(t, event) and not is_covered(t, around[0][0]):
             kinds = {leaf.kind for leaf in apart(around[0][1])}
             reasons = {leaf.key[0] for leaf in apart(around[0][1]) if isinstance(leaf.key, tuple)}
@@ -310,7 +318,9 @@ def drift(t: Machine) -> Answers:
                 text = "each rank sets its learning rate by a loss of its own: all_reduce it before"
                 yield at(event, text)
     for event in t.named["load_state_dict"]:
-        wrapped = any(was_wrapped(t, t.root(one), event) for one in each(event.of)) and not t.named["fsdp"]
+        wrapped = (
+            any(was_wrapped(t, t.root(model), event) for model in each(event.of)) and not t.named["fsdp"]
+        )
         if wrapped and who(t, event) == "one" and not in_turn(event) and not sent_later(t, event):
             text = (
                 "only one rank loads this, and DDP sends no parameters after it was made: load on all ranks"
@@ -319,7 +329,7 @@ def drift(t: Machine) -> Answers:
 
 
 def sent_later(t: Machine, event: Event) -> bool:
-    return any(one.number > event.number and one.name.startswith("broadcast") for one in t.events)
+    return any(other.number > event.number and other.name.startswith("broadcast") for other in t.events)
 
 
 def shares_model(t: Machine, event: Event) -> bool:
@@ -327,10 +337,17 @@ def shares_model(t: Machine, event: Event) -> bool:
     held = list(each(event.of)) if event.name != "scaler.step" else first_argument(event.call)
     if event.name == "scheduler.step":
         held = [
-            part for one in held if isinstance(one, Thing) and one.call for part in first_argument(one.call)
+            part
+            for scheduler in held
+            if isinstance(scheduler, Thing) and scheduler.call
+            for part in first_argument(scheduler.call)
         ]
-    for one in held:
-        given = one.call.get("params", 0) if isinstance(one, Thing) and one.call is not None else None
+    for optimizer in held:
+        given = (
+            optimizer.call.get("params", 0)
+            if isinstance(optimizer, Thing) and optimizer.call is not None
+            else None
+        )
         for part in inside(given):
             notes = [t.root(part).note(name) for name in ("wrapper", "sharded", "replicated")]
             if any(notes) or t.is_together(part):
@@ -339,12 +356,12 @@ def shares_model(t: Machine, event: Event) -> bool:
 
 
 def first_argument(call: Call) -> list[Value]:
-    return [one for given in call.args[:1] for one in each(given)]
+    return [value for given in call.args[:1] for value in each(given)]
 
 
 def is_covered(t: Machine, guard: Guard) -> bool:
     """Whether a meeting under the same condition is reported already."""
-    return any(one.guard.node is guard.node for one in lonely(t))
+    return any(meeting.guard.node is guard.node for meeting in lonely(t))
 
 
 @rule("RC306", "wrong", "10", (2, 3))
@@ -365,7 +382,7 @@ def scaler(t: Machine) -> Answers:
         if made.again or plain(made.call.get("enabled")) is False:
             continue
         mine = {
-            name: [one for one in t.named[f"scaler.{name}"] if uses(one, made)]
+            name: [event for event in t.named[f"scaler.{name}"] if uses(event, made)]
             for name in ("scale", "step", "update", "unscale_")
         }
         if not mine["scale"] and not mine["step"]:
@@ -384,12 +401,12 @@ def scaler(t: Machine) -> Answers:
 
 def calls_of_scalers(t: Machine) -> set[str]:
     """The methods that are called of something named a scaler, in all files that were read."""
-    found = set()
+    methods = set()
     for module in t.modules.values():
-        for one in ast.walk(module.source.tree):
-            if isinstance(one, ast.Attribute) and "scaler" in ast.unparse(one.value).lower():
-                found.add(f".{one.attr}")
-    return found
+        for node in ast.walk(module.source.tree):
+            if isinstance(node, ast.Attribute) and "scaler" in ast.unparse(node.value).lower():
+                methods.add(f".{node.attr}")
+    return methods
 
 
 def uses(event: Event, made: Event) -> bool:
@@ -399,13 +416,17 @@ def uses(event: Event, made: Event) -> bool:
 
 def clipped_too_early(t: Machine, made: Event, mine: dict[str, list[Event]]) -> Answers:
     """Gradients that are clipped while they are still scaled."""
-    scaled = [one for one in t.named["backward"] if one.of is not None and one.of.note("scaled") is made.of]
+    scaled = [
+        backward
+        for backward in t.named["backward"]
+        if backward.of is not None and backward.of.note("scaled") is made.of
+    ]
     for clip in t.named["clip"] if scaled else ():
-        before = [one for one in scaled if one.number < clip.number]
-        after = [one for one in mine["step"] if one.number > clip.number]
+        before = [backward for backward in scaled if backward.number < clip.number]
+        after = [step for step in mine["step"] if step.number > clip.number]
         if not before or not after or clip.again:
             continue
-        between = [one for one in mine["unscale_"] if before[-1].number < one.number < clip.number]
+        between = [call for call in mine["unscale_"] if before[-1].number < call.number < clip.number]
         if not between and compatible(before[-1], clip) and compatible(clip, after[0]):
             yield at(
                 clip, "these gradients are still scaled: call scaler.unscale_(optimizer) before clipping"
@@ -425,7 +446,11 @@ def no_sync(t: Machine) -> Answers:
     """
     turn = "turn the condition round"
     for step in [*t.named["optimizer.step"], *t.named["scaler.step"]]:
-        before = [one for one in t.named["backward"] if one.number < step.number and same_loop(one, step)]
+        before = [
+            backward
+            for backward in t.named["backward"]
+            if backward.number < step.number and same_loop(backward, step)
+        ]
         if not before or step.again:
             continue
         condition = waiting(t, before[-1])
@@ -448,8 +473,8 @@ def switched_off(t: Machine, turn: str) -> Answers:
         if switches and is_last(t.truth(event.call.args[0]), positive=False):
             yield at(event, text)
     for event in t.named["gradient sync"]:
-        steps = [one for one in t.named["optimizer.step"] if one.number > event.number]
-        steps = [one for one in steps if same_loop(event, one)]
+        steps = [step for step in t.named["optimizer.step"] if step.number > event.number]
+        steps = [step for step in steps if same_loop(event, step)]
         if not steps or event.result is None or event.again:
             continue
         condition, stepping = t.truth(event.result), steps_when(steps[0], event)
@@ -480,8 +505,8 @@ def waiting(t: Machine, backward: Event) -> Condition | None:
     for guard in backward.guards:
         if guard.kind == "context":
             return guard.condition
-    for one in backward.contexts:
-        for way, context in one.choices if isinstance(one, Choice) else [(True, one)]:
+    for item in backward.contexts:
+        for way, context in item.choices if isinstance(item, Choice) else [(True, item)]:
             if t.context_name(context) in ("no_sync", "no_backward_sync"):
                 return way
     return None
@@ -529,10 +554,10 @@ def device(t: Machine) -> Answers:
     """
     if is_managed(t) or not is_together(t):
         return
-    places = [one for one in t.events if one.name in ("set_device", "device", "move", "ddp")]
-    places = [one for one in places if who(t, one) == "all"]
+    places = [place for place in t.events if place.name in ("set_device", "device", "move", "ddp")]
+    places = [place for place in places if who(t, place) == "all"]
     for event in places if ranks_are_global(t) else ():
-        chosen = [one for one in gpu_of(t, event) if not isinstance(one, Const)]
+        chosen = [index for index in gpu_of(t, event) if not isinstance(index, Const)]
         if chosen and all(map(is_told, chosen)):
             yield at(event, "the second machine has no GPU with the number of a global rank: use LOCAL_RANK")
             break
@@ -540,7 +565,7 @@ def device(t: Machine) -> Answers:
         return
     for event in places:
         numbers = [type(plain(index)) is int for index in gpu_of(t, event)]
-        is_written = not any(isinstance(one, ast.Attribute) for one in arguments(event))
+        is_written = not any(isinstance(argument, ast.Attribute) for argument in arguments(event))
         if (
             numbers
             and all(numbers)
@@ -562,8 +587,8 @@ def device(t: Machine) -> Answers:
 
 def ranks_are_global(t: Machine) -> bool:
     """Whether the launcher tells the ranks: else the script may be for one machine."""
-    given = [one.call.get("rank", 4) for one in t.named["init_process_group"]]
-    return all(is_told(part) or isinstance(part, Const) for one in given for part in each(one))
+    given = [join.call.get("rank", 4) for join in t.named["init_process_group"]]
+    return all(is_told(part) or isinstance(part, Const) for rank in given for part in each(rank))
 
 
 def is_told(value: Value) -> bool:
@@ -574,7 +599,7 @@ def is_told(value: Value) -> bool:
 def arguments(event: Event) -> list[ast.expr]:
     """The arguments of a call, as they are written."""
     node = event.node
-    return [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
+    return [*node.args, *(keyword.value for keyword in node.keywords)] if isinstance(node, ast.Call) else []
 
 
 def is_model(t: Machine, event: Event) -> bool:
@@ -582,8 +607,8 @@ def is_model(t: Machine, event: Event) -> bool:
     if event.name != "move":
         return False
     return any(
-        t.root(one).note("wrapper") is not None or isinstance(one, Thing) and one.kind == "module"
-        for one in each(event.of)
+        t.root(moved).note("wrapper") is not None or isinstance(moved, Thing) and moved.kind == "module"
+        for moved in each(event.of)
     )
 
 
@@ -591,12 +616,12 @@ def is_any_gpu(event: Event) -> bool:
     given = event.call.args[0] if event.call.args else event.call.get("device")
     if given is None:
         return event.result is not None and event.result.name == "cuda"
-    found = [
-        plain(one) if plain(one) is not None else plain(one.note("device"))
-        for one in each(given)
-        if one.note("index") is None
+    names = [
+        plain(target) if plain(target) is not None else plain(target.note("device"))
+        for target in each(given)
+        if target.note("index") is None
     ]
-    return "cuda" in found
+    return "cuda" in names
 
 
 def chosen_elsewhere(t: Machine) -> bool:
@@ -615,7 +640,7 @@ def gpu_of(t: Machine, event: Event) -> list[Value]:
         given = event.of
     elif event.name == "ddp":
         ids = event.call.get("device_ids", 1)
-        lists = [one.items[0] for one in each(ids) if isinstance(one, Items) and len(one.items) == 1]
+        lists = [value.items[0] for value in each(ids) if isinstance(value, Items) and len(value.items) == 1]
         given = lists[0] if lists else None
     elif event.name == "device":
         given = event.of.note("index") if event.of is not None else None
@@ -624,23 +649,23 @@ def gpu_of(t: Machine, event: Event) -> list[Value]:
             given = kind.note("index")
     else:
         given = event.call.get("device", 0)
-    found: list[Value] = []
-    for one in each(given):
-        index = one.note("index")
+    numbers: list[Value] = []
+    for gpu in each(given):
+        index = gpu.note("index")
         if isinstance(index, Value):
-            found += each(index)
-        elif isinstance(one.note("device") or one, Const):
-            number = str(plain(one.note("device") or one)).partition(":")[2]
-            found += [Const(int(number))] if number.isdigit() else [one] if type(plain(one)) is int else []
+            numbers += each(index)
+        elif isinstance(gpu.note("device") or gpu, Const):
+            number = str(plain(gpu.note("device") or gpu)).partition(":")[2]
+            numbers += [Const(int(number))] if number.isdigit() else [gpu] if type(plain(gpu)) is int else []
         else:
-            found.append(one)
-    return found
+            numbers.append(gpu)
+    return numbers
 
 
 def hides_gpus(t: Machine) -> bool:
     """Whether a process may see a GPU of its own alone."""
-    found = [one for one in t.named["set item"] if plain(one.call.args[1]) == "CUDA_VISIBLE_DEVICES"]
-    return any(one.call.args[0].vary & (RANK | UNKNOWN) for one in found)
+    set_by = [event for event in t.named["set item"] if plain(event.call.args[1]) == "CUDA_VISIBLE_DEVICES"]
+    return any(event.call.args[0].vary & (RANK | UNKNOWN) for event in set_by)
 
 
 @rule("RC310", "wrong", "01", (7, 7))
@@ -672,8 +697,8 @@ def norm(t: Machine) -> Answers:
         own_method = event.result is not None
         if given is None or own_method:
             continue
-        for one in things(given, "parameters"):
-            if any(isinstance(part, Thing) and part.kind == "fsdp" for part in each(one.inner)):
+        for parameters in things(given, "parameters"):
+            if any(isinstance(part, Thing) and part.kind == "fsdp" for part in each(parameters.inner)):
                 yield at(
                     event,
                     "torch's clip_grad_norm_ sees only this rank's shards: call model.clip_grad_norm_()",
@@ -702,8 +727,8 @@ def mode(t: Machine) -> Answers:
     last: dict[int, Event] = {}
     measured: set[int] = set()  # the models that were used without gradients since the last eval()
     for event in t.events:
-        for one in each(event.of):
-            root = t.root(one)
+        for model in each(event.of):
+            root = t.root(model)
             if event.name in ("train", "eval"):
                 if event.name == "train" and not isinstance(root, Thing):
                     last.clear()  # it may be any model
@@ -714,7 +739,7 @@ def mode(t: Machine) -> Answers:
                 if not t_has_grad(event):
                     measured.add(id(root))
                 elif id(root) in measured and before.loops and shares_loop(before, event):
-                    known = not escaped(root) and not escaped(one)
+                    known = not escaped(root) and not escaped(model)
                     known = known and not is_set_to_train(t, root, event)
                     if event.again and known and is_trained(t, event):
                         yield at(
@@ -726,8 +751,8 @@ def measured_in_training(t: Machine) -> Answers:
     """An evaluation of a model that is still in training mode."""
     last: dict[int, str] = {}
     for event in t.events:
-        for one in each(event.of):
-            root = t.root(one)
+        for model in each(event.of):
+            root = t.root(model)
             if event.name in ("train", "eval"):
                 last[id(root)] = event.name
             elif (
@@ -748,22 +773,22 @@ def measured_in_training(t: Machine) -> Answers:
 
 def is_set_to_train(t: Machine, root: Value, forward: Event) -> bool:
     """Whether train() is called in a loop around a forward: then an option may keep it from the eval()."""
-    calls = [one for one in t.named["train"] if any(t.root(part) is root for part in each(one.of))]
-    return any(shares_loop(one, forward) for one in calls)
+    calls = [call for call in t.named["train"] if any(t.root(part) is root for part in each(call.of))]
+    return any(shares_loop(call, forward) for call in calls)
 
 
 def is_trained(t: Machine, forward: Event) -> bool:
     """Whether a loss of this forward goes backward."""
     return any(
-        one.number > forward.number
-        and one.of is not None
-        and any(used.number == forward.number + 1 and used.grad for used in one.of.src)
-        for one in t.named["backward"]
+        backward.number > forward.number
+        and backward.of is not None
+        and any(used.number == forward.number + 1 and used.grad for used in backward.of.src)
+        for backward in t.named["backward"]
     )
 
 
 def shares_loop(first: Event, second: Event) -> bool:
-    return bool({id(one.node) for one in first.loops} & {id(one.node) for one in second.loops})
+    return bool({id(loop.node) for loop in first.loops} & {id(loop.node) for loop in second.loops})
 
 
 @rule("RC313", "wrong", "10")
@@ -784,7 +809,7 @@ def precision(t: Machine) -> Answers:
         scores = event.of
         if scores is None or not scores.vary & HALF or scores.vary & UNKNOWN:
             continue
-        trained = any(one.grad for one in scores.src)
+        trained = any(forward.grad for forward in scores.src)
         trained = trained and any(trains(t, loop.node) and is_data(loop.over) for loop in event.loops)
         if trained and not t.is_under("autocast", contexts=event.contexts):
             yield at(event, "the loss is computed outside of autocast, from what was computed inside")

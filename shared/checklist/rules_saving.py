@@ -27,11 +27,11 @@ CHOOSING = re.compile(r"rank|(^|_)(main|master|primary|leader|chief|writer)(_|$)
 
 def states(value: Value | None) -> list[Thing]:
     """The states that are in what is saved."""
-    found = []
-    for one in inside(value):
-        if isinstance(one, Thing) and one.kind in ("state", "full state"):
-            found.append(one)
-    return found
+    held = []
+    for part in inside(value):
+        if isinstance(part, Thing) and part.kind in ("state", "full state"):
+            held.append(part)
+    return held
 
 
 @rule("RC401", "wrong", "11", (50, 68))
@@ -64,8 +64,8 @@ def save(t: Machine) -> Answers:
 
 def is_chosen_by_name(event: Event) -> bool:
     """Whether a condition around it speaks of ranks, though it could not be read as one."""
-    tests = [one.node.test for one in event.guards if isinstance(one.node, ast.If | ast.IfExp)]
-    names = {getattr(one, "id", getattr(one, "attr", "")) for test in tests for one in ast.walk(test)}
+    tests = [guard.node.test for guard in event.guards if isinstance(guard.node, ast.If | ast.IfExp)]
+    names = {getattr(node, "id", getattr(node, "attr", "")) for test in tests for node in ast.walk(test)}
     return any(CHOOSING.search(name.lower()) for name in names)
 
 
@@ -85,8 +85,8 @@ def saved(t: Machine) -> Answers:
     """
     if is_managed(t) or not is_together(t) or not t.named["backward"]:
         return
-    writes = [one for one in t.named["save file"] if not one.again]
-    holding = [one for one in writes if holds(t, one, "optimizer", "optim", "opt")]
+    writes = [write for write in t.named["save file"] if not write.again]
+    holding = [write for write in writes if holds(t, write, "optimizer", "optim", "opt")]
     seen: list[Value] = []
     for event in writes:
         what = event.call.args[0] if event.call.args else event.call.get("obj", 0)
@@ -94,7 +94,7 @@ def saved(t: Machine) -> Answers:
             not isinstance(what, Pairs)
             or ... in what.items
             or not states(what)
-            or any(what is one for one in seen)
+            or any(what is other for other in seen)
         ):
             continue
         seen.append(what)
@@ -124,23 +124,23 @@ def saved(t: Machine) -> Answers:
 
 def resumes(t: Machine) -> bool:
     """Whether the script goes on from a file: it loads the state of a model, and a number."""
-    return bool(t.named["load_state_dict"]) and any(has_number(one.result) for one in t.named["load file"])
+    return bool(t.named["load_state_dict"]) and any(has_number(read.result) for read in t.named["load file"])
 
 
 def has_number(loaded: Value | None) -> bool:
     """Whether the number of an epoch is read from what was loaded, or may be where it is handed to."""
     return any(
-        one.note("escaped") or any(word in name.lower() for name in one.attrs or () for word in COUNTS)
-        for one in each(loaded)
+        choice.note("escaped") or any(word in name.lower() for name in choice.attrs or () for word in COUNTS)
+        for choice in each(loaded)
     )
 
 
 def holds(t: Machine, event: Event, kind: str, *words: str) -> bool:
     what = event.call.args[0] if event.call.args else None
-    for one in inside(what):
-        if not isinstance(one, Pairs):
+    for part in inside(what):
+        if not isinstance(part, Pairs):
             continue
-        for key, value in one.items.items():
+        for key, value in part.items.items():
             if key is ... or isinstance(key, str) and any(word in key.lower() for word in words):
                 return True
             for state in states(value):
@@ -168,8 +168,10 @@ def prefix(t: Machine) -> Answers:
             continue
         what = event.call.args[0] if event.call.args else None
         for part in what.items.values() if isinstance(what, Pairs) else [what]:
-            owners = [one for state in states(part) for one in each(state.inner)]
-            ours = all(isinstance(one, Thing) and one.kind == "ddp" and one.made is None for one in owners)
+            owners = [owner for state in states(part) for owner in each(state.inner)]
+            ours = all(
+                isinstance(owner, Thing) and owner.kind == "ddp" and owner.made is None for owner in owners
+            )
             if owners and ours and not loads_into_wrapper(t):
                 text = (
                     'its names begin with "module.", as those of the wrapper: save the state of its .module'
@@ -207,11 +209,11 @@ def load(t: Machine) -> Answers:
     if not is_together(t) or is_managed(t) or saves and all(map(moves_to_cpu, saves)):
         return
     loaded = {
-        id(one)
+        id(value)
         for event in t.named["load_state_dict"]
         if not of_numbers(event)
         for part in inside(event.result)
-        for one in chain(part)
+        for value in chain(part)
     }
     for event in t.named["load file"]:
         if event.call.get("map_location", 1) is not None or event.call.more or not everyone(t, event):
@@ -231,32 +233,32 @@ def of_numbers(event: Event) -> bool:
 
 def is_of_the_run(t: Machine, load: Event) -> bool:
     """Whether a run may have saved that file, rather than someone else who publishes it."""
-    saved = {one.of.key for one in t.named["save file"] if one.of is not None}
+    saved = {write.of.key for write in t.named["save file"] if write.of is not None}
     named = load.of is not None and load.of.key in saved
     into = [
-        one
-        for one in t.named["load_state_dict"]
-        if not of_numbers(one) and not things(one.of, "module", "ddp", "fsdp", "dp")
+        event
+        for event in t.named["load_state_dict"]
+        if not of_numbers(event) and not things(event.of, "module", "ddp", "fsdp", "dp")
     ]
     return (
         named
         or has_number(load.result)
-        or any(part is load.result for one in into for part in inside(one.result))
+        or any(part is load.result for event in into for part in inside(event.result))
     )
 
 
 def moves_to_cpu(save: Event) -> bool:
     """Whether the function that saves moves the tensors to the CPU before."""
     function = save.frame.function.body if save.frame.function is not None else ast.Pass()
-    return any(isinstance(one, ast.Attribute) and one.attr == "cpu" for one in ast.walk(function))
+    return any(isinstance(node, ast.Attribute) and node.attr == "cpu" for node in ast.walk(function))
 
 
 def chain(value: Value) -> list[Value]:
     """A value, and what it is a part of."""
-    found = [value]
-    while isinstance(found[-1].note("of"), Value) and len(found) < 10:
-        found.append(found[-1].note("of"))
-    return found
+    links = [value]
+    while isinstance(links[-1].note("of"), Value) and len(links) < 10:
+        links.append(links[-1].note("of"))
+    return links
 
 
 def uses_gpu(t: Machine) -> bool:
@@ -277,7 +279,7 @@ def race(t: Machine) -> Answers:
         dist.barrier()
         state = torch.load(path)
     """
-    written = [one for one in t.named["save file"] if who(t, one) == "one"]
+    written = [write for write in t.named["save file"] if who(t, write) == "one"]
     for event in t.named["load file"]:
         if event.of is None or not everyone(t, event):
             continue
@@ -287,7 +289,7 @@ def race(t: Machine) -> Answers:
                 continue
             if target.key != event.of.key or save.number > event.number:
                 continue
-            between = any(one.meets and save.number < one.number < event.number for one in t.events)
+            between = any(other.meets and save.number < other.number < event.number for other in t.events)
             if not between and compatible(save, event):
                 yield at(event, f"rank 0 may still be writing it in line {line(save.node)}: let all wait")
 
@@ -309,7 +311,7 @@ def shards(t: Machine) -> Answers:
             continue
         what = event.call.args[0] if event.call.args else None
         for state in states(what):
-            if state.kind == "state" and any(one.note("sharded") for one in each(state.inner)):
+            if state.kind == "state" and any(owner.note("sharded") for owner in each(state.inner)):
                 yield at(
                     event, "rank 0 saves its own shards alone: gather the whole state on all ranks first"
                 )
@@ -327,7 +329,7 @@ def overwrite(t: Machine) -> Answers:
     """
     if not is_together(t) or is_managed(t) or t.named["rename"]:
         return
-    resumed = [one for one in t.named["load file"] if one.of is not None]
+    resumed = [read for read in t.named["load file"] if read.of is not None]
     for event in t.named["save file"]:
         if event.again or not event.loops or event.of is None or event.of.vary & (ROUND | OWN | UNKNOWN):
             continue

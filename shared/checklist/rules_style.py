@@ -21,12 +21,15 @@ def no_grad(t: Machine) -> Answers:
         if event.again or not event.loops:
             continue
         loop = event.loops[-1].node
-        inside_loop = [one for one in t.events if any(each_loop.node is loop for each_loop in one.loops)]
-        forwards = [one for one in inside_loop if one.name == "forward"]
+        inside_loop = [
+            other for other in t.events if any(each_loop.node is loop for each_loop in other.loops)
+        ]
+        forwards = [other for other in inside_loop if other.name == "forward"]
         evaluates = any(
-            one.name == "eval" and one.number < event.number and one.frame is event.frame for one in t.events
+            other.name == "eval" and other.number < event.number and other.frame is event.frame
+            for other in t.events
         )
-        if not forwards or not evaluates or any(one.name == "backward" for one in inside_loop):
+        if not forwards or not evaluates or any(other.name == "backward" for other in inside_loop):
             continue
         if not t.is_under("no_grad", "inference_mode", contexts=forwards[0].contexts):
             yield at(event, "this evaluation keeps activations: put it under torch.no_grad()")
@@ -43,7 +46,7 @@ def backend(t: Machine) -> Answers:
     """
     for event in t.named["init_process_group"]:
         given = event.call.get("backend", 0)
-        names = {plain(one) for one in each(given)} if given is not None else set()
+        names = {plain(choice) for choice in each(given)} if given is not None else set()
         if names == {"gloo"} and t.named["set_device"] and not t.named["new_group"]:
             yield at(event, "gloo, though the script uses GPUs: nccl is faster there")
 
@@ -66,7 +69,7 @@ def talk(t: Machine) -> Answers:
             and event.result.name in ("print", "init", "SummaryWriter", "tqdm", "trange")
             and everyone(t, event)
         ) and (
-            not any(one.vary & RANK or role(one) for one in event.call.given())
+            not any(argument.vary & RANK or role(argument) for argument in event.call.given())
             and not event.call.get("disable")
             and not event.call.get("file")
         ):
@@ -85,7 +88,7 @@ def leave(t: Machine) -> Answers:
         train()
         dist.destroy_process_group()
     """
-    joins = [one for one in t.named["init_process_group"] if everyone(t, one)]
+    joins = [join for join in t.named["init_process_group"] if everyone(t, join)]
     if joins and not t.named["destroy_process_group"] and not is_managed(t) and not t.unread:
         yield at(joins[0], "there is no destroy_process_group for it")
 

@@ -92,15 +92,15 @@ def shown(path: Path | None) -> str:
 
 def _ignored(text: str) -> dict[int, set[str]]:
     """{line: the rules that a comment on it names}; none named: all."""
-    found = {}
+    ignored = {}
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             match = IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
             if match:
-                found[token.start[0]] = set(re.split(r"[\s,]+", match[1] or "")) - {""}
+                ignored[token.start[0]] = set(re.split(r"[\s,]+", match[1] or "")) - {""}
     except (tokenize.TokenError, IndentationError):
         pass
-    return found
+    return ignored
 
 
 def read(path: Path) -> list[Source]:
@@ -133,9 +133,9 @@ def read_notebook(data: bytes, path: Path) -> list[Source]:
     try:
         cells = json.loads(data)["cells"]
         texts = [
-            (number, "".join(one["source"]))
-            for number, one in enumerate(cells, 1)
-            if one["cell_type"] == "code"
+            (number, "".join(cell["source"]))
+            for number, cell in enumerate(cells, 1)
+            if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise ScriptError(f"{path}: no notebook: {type(error).__name__}: {error}") from None
@@ -150,10 +150,10 @@ def read_notebook(data: bytes, path: Path) -> list[Source]:
             programs.setdefault(name, []).append((number, "\n" + rest))
         elif not first.startswith("%%") or first.startswith(IS_PYTHON):
             programs[""].append((number, _without_magic(text)))
-    found = {name: _program(parts, path, name) for name, parts in programs.items()}
-    for one in found.values():
-        one.beside = {name: other for name, other in found.items() if name}
-    return list(found.values())
+    sources = {name: _program(parts, path, name) for name, parts in programs.items()}
+    for source in sources.values():
+        source.beside = {name: other for name, other in sources.items() if name}
+    return list(sources.values())
 
 
 def _without_magic(text: str) -> str:
@@ -191,15 +191,15 @@ class Project:
     """All that was read so far, and where else to look."""
 
     def __init__(self, folders: list[Path] | None = None) -> None:
-        self.folders = [one.resolve() for one in folders or []]
+        self.folders = [folder.resolve() for folder in folders or []]
         self._by_path: dict[Path, Source | None] = {}
         self._found: dict[tuple, Source | None] = {}
         self._bytes = 0
 
     def add(self, path: Path) -> list[Source]:
-        found = read(path)
-        self._by_path[path.resolve()] = found[0]
-        return found
+        sources = read(path)
+        self._by_path[path.resolve()] = sources[0]
+        return sources
 
     def module(self, importer: Source, name: str, level: int, main: Source) -> Source | None:
         """The module of that name as a file of the project sees it; None if it is of a package."""
@@ -223,8 +223,10 @@ class Project:
             above = [*parents[1:], *self.folders]
             folders = parents[:1]
             if first not in NOT_ABOVE | sys.stdlib_module_names:
-                folders += [one for one in above if (one / f"{first}.py").is_file() or (one / first).is_dir()]
-                folders += [one / "src" for one in parents if (one / "src" / first).is_dir()]
+                folders += [
+                    root for root in above if (root / f"{first}.py").is_file() or (root / first).is_dir()
+                ]
+                folders += [parent / "src" for parent in parents if (parent / "src" / first).is_dir()]
         for folder in folders:
             base = folder.joinpath(*name.split(".")) if name else folder
             for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):

@@ -82,7 +82,7 @@ class Call:
 
     def given(self) -> list[Value]:
         """All arguments but the device, which says nothing of the result."""
-        return [*self.args, *(one for name, one in self.keywords.items() if name != "device")]
+        return [*self.args, *(value for name, value in self.keywords.items() if name != "device")]
 
 
 class Event(NamedTuple):
@@ -196,7 +196,7 @@ class State:
 
     def since(self, base: int, guards: tuple[Guard, ...] | None = None) -> Condition:
         """All conditions on the way from number ``base`` on."""
-        return both(*(one.condition for one in (self.guards if guards is None else guards)[base:]))
+        return both(*(guard.condition for guard in (self.guards if guards is None else guards)[base:]))
 
     # --- names and attributes ---
 
@@ -208,14 +208,14 @@ class State:
 
     def take_back(self) -> dict:
         """Undo what was stored in a branch; the result says what it was."""
-        found = {}
+        writes = {}
         for slot, (container, key, old) in self.logs.pop().items():
-            found[slot] = (container, key, container.get(key, MISSING))
+            writes[slot] = (container, key, container.get(key, MISSING))
             if old is MISSING:
                 container.pop(key, None)
             else:
                 container[key] = old
-        return found
+        return writes
 
     def merge(self, condition: Condition, then: dict, otherwise: dict, falls: tuple[bool, bool]) -> None:
         """Store what two branches have stored, as the choice between them."""
@@ -235,7 +235,7 @@ class State:
 
     def choice(self, choices: list[tuple[Condition, Value]]) -> Value:
         """One of several values; one alone if they are the same."""
-        found: dict[object, tuple[Condition, Value]] = {}
+        merged: dict[object, tuple[Condition, Value]] = {}
         vary = 0
         for condition, value in choices:
             if condition is False:
@@ -246,19 +246,19 @@ class State:
             parts = value.choices if isinstance(value, Choice) else [(True, value)]
             if isinstance(value, Choice):
                 vary |= value.vary
-            for inner, one in parts:
+            for inner, part in parts:
                 way = both(condition, inner)
                 if way is not False:
-                    old = found.get(one.key)
-                    found[one.key] = (either(old[0], way) if old else way, one)
-        kept = list(found.values())
+                    old = merged.get(part.key)
+                    merged[part.key] = (either(old[0], way) if old else way, part)
+        kept = list(merged.values())
         if not kept:
             return choices[0][1]
         if len(kept) == 1:
             return kept[0][1]
         if all(
-            type(one) is Value and one.test is None and (one.notes is None or KEPT.isdisjoint(one.notes))
-            for _, one in kept
+            type(part) is Value and part.test is None and (part.notes is None or KEPT.isdisjoint(part.notes))
+            for _, part in kept
         ):
             return self.blend(kept, vary)
         if len(kept) > MOST_CHOICES:
@@ -267,32 +267,32 @@ class State:
 
     def blend(self, choices: list[tuple[Condition, Value]], vary: int) -> Value:
         """One value in place of several, of which nothing is known; the same one for the same choices."""
-        key = hash(tuple((way, one.key) for way, one in choices))
-        values = [one for _, one in choices]
-        found = self.blends.get(key)
-        if found is None:
-            found = self.blends[key] = Value(name=values[0].name, key=("blend", key))
-        found.vary |= vary | join(values)
-        if any(one.src and not one.vary & MEASURED for one in values) and not any(
+        key = hash(tuple((way, value.key) for way, value in choices))
+        values = [value for _, value in choices]
+        blend = self.blends.get(key)
+        if blend is None:
+            blend = self.blends[key] = Value(name=values[0].name, key=("blend", key))
+        blend.vary |= vary | join(values)
+        if any(value.src and not value.vary & MEASURED for value in values) and not any(
             apart(way) for way, _ in choices
         ):
-            found.vary &= ~MEASURED  # an option says whether it is gathered, and whether it has to be
-        found.src = found.src.union(*(one.src for one in values))
-        for one in values:
-            if one.attrs:
-                found.own().update(
-                    {name: part for name, part in one.attrs.items() if name not in found.own()}
+            blend.vary &= ~MEASURED  # an option says whether it is gathered, and whether it has to be
+        blend.src = blend.src.union(*(value.src for value in values))
+        for value in values:
+            if value.attrs:
+                blend.own().update(
+                    {name: part for name, part in value.attrs.items() if name not in blend.own()}
                 )
-            if one.notes:
-                found.mark(**one.notes)
-        return found
+            if value.notes:
+                blend.mark(**value.notes)
+        return blend
 
     def settle(self, value: Value) -> Value:
         """The value, without what it cannot be here."""
         if type(value) is not Choice or not self.known or value.asked.isdisjoint(self.known):
             return value
-        kept = [(self.now(condition), one) for condition, one in value.choices]
-        kept = [one for one in kept if one[0] is not False]
+        kept = [(self.now(condition), candidate) for condition, candidate in value.choices]
+        kept = [choice for choice in kept if choice[0] is not False]
         if len(kept) == len(value.choices) or not kept:
             return value
         if len(kept) == 1:
@@ -326,12 +326,12 @@ class State:
 
     def clear(self, value: Value | None, bits: int = ~0) -> None:
         """All ranks have the same value from here on."""
-        for one in each(value):
-            one.vary &= ~bits
-            for name, part in (one.attrs or {}).items():
+        for candidate in each(value):
+            candidate.vary &= ~bits
+            for name, part in (candidate.attrs or {}).items():
                 if name.startswith("["):
                     self.clear(part, bits)
-            items = getattr(one, "items", None)
+            items = getattr(candidate, "items", None)
             for part in items if isinstance(items, list) else []:
                 self.clear(part, bits)
         if isinstance(value, Choice):

@@ -67,11 +67,11 @@ class Statements(Expressions):
     def block(self, statements: list[ast.stmt]) -> Falls:
         undo = []
         falls: Falls = True
-        for one in statements:
-            if is_to_do(one) and one is not statements[-1]:
+        for statement in statements:
+            if is_to_do(statement) and statement is not statements[-1]:
                 continue  # the lines below are what will run
             before, base = len(self.exits), len(self.guards)
-            falls = self.statement(one)
+            falls = self.statement(statement)
             if falls is not True:
                 break
             for way_out in self.exits[before:]:
@@ -95,7 +95,8 @@ class Statements(Expressions):
         before = len(self.exits)
         self.value(node.value)
         return not any(
-            one.kind in ("exit", "raise") and one.guards == tuple(self.guards) for one in self.exits[before:]
+            way_out.kind in ("exit", "raise") and way_out.guards == tuple(self.guards)
+            for way_out in self.exits[before:]
         )
 
     def do_Assign(self, node: ast.Assign) -> None:
@@ -109,7 +110,7 @@ class Statements(Expressions):
 
     def counted(self, value: Value) -> Value:
         """A number that a loop counts up is another one in each round."""
-        if isinstance(value, Const) and any(one.frame is self.frame for one in self.loops):
+        if isinstance(value, Const) and any(loop.frame is self.frame for loop in self.loops):
             return Value(vary=ROUND | STEPPED)
         return value
 
@@ -122,12 +123,12 @@ class Statements(Expressions):
         more = self.value(node.value)
         self.use(old, node)
         self.use(more, node)
-        found = self.counted(self.computed(old, type(node.op).__name__, more))
-        if found.name == "" and isinstance(node.target, ast.Name):
-            found.name = node.target.id
-        if type(found) is Value and found is not old:
-            found.vary &= ~SHAPE  # a total is not empty where one batch is
-        self.assign(node.target, found)
+        result = self.counted(self.computed(old, type(node.op).__name__, more))
+        if result.name == "" and isinstance(node.target, ast.Name):
+            result.name = node.target.id
+        if type(result) is Value and result is not old:
+            result.vary &= ~SHAPE  # a total is not empty where one batch is
+        self.assign(node.target, result)
 
     def assign(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Name):
@@ -145,21 +146,25 @@ class Statements(Expressions):
             self.assign(target.value, value)
 
     def assign_parts(self, targets: list[ast.expr], value: Value) -> None:
-        starred = next((place for place, one in enumerate(targets) if isinstance(one, ast.Starred)), None)
-        for place, one in enumerate(targets):
+        starred = next(
+            (place for place, target in enumerate(targets) if isinstance(target, ast.Starred)), None
+        )
+        for place, target in enumerate(targets):
             if starred is not None and place >= starred:
                 rest = place == starred
                 self.assign(
-                    one, self.mixed([value]) if rest else self.item(value, Const(place - len(targets)))
+                    target, self.mixed([value]) if rest else self.item(value, Const(place - len(targets)))
                 )
             else:
                 part = self.element(value, place, len(targets))
-                self.assign(one, part)
+                self.assign(target, part)
 
     def element(self, value: Value, place: int, number: int) -> Value:
         """Number ``place`` of what is taken apart."""
         if isinstance(value, Choice):
-            return self.choice([(way, self.element(one, place, number)) for way, one in value.choices])
+            return self.choice(
+                [(way, self.element(candidate, place, number)) for way, candidate in value.choices]
+            )
         if isinstance(value, Items) and not value.more and len(value.items) == number:
             return value.items[place]
         if isinstance(value, Thing) and value.kind == "ddp" and place:
@@ -171,33 +176,35 @@ class Statements(Expressions):
         if not value.name and type(value) in (Value, Thing, Choice):
             value.name = target.attr
         self.see("set attribute", Call(target, [value], {"name": Const(target.attr)}), of)
-        for one in each(of):
-            if isinstance(one, Module | Class):
-                self.store(one.frame.locals, target.attr, value)
-            elif not isinstance(one, Const):
-                made = one.made if isinstance(one, Thing) else None
+        for owner in each(of):
+            if isinstance(owner, Module | Class):
+                self.store(owner.frame.locals, target.attr, value)
+            elif not isinstance(owner, Const):
+                made = owner.made if isinstance(owner, Thing) else None
                 if made is None or self.member(made, "__getattr__") is not None:
-                    self.part(one, target.attr)  # what it was before, where a branch is not taken
-                self.store(one.own(), target.attr, value)
+                    self.part(owner, target.attr)  # what it was before, where a branch is not taken
+                self.store(owner.own(), target.attr, value)
 
     def assign_item(self, target: ast.Subscript, value: Value) -> None:
         of = self.value(target.value)
         index = self.value(target.slice)
         self.see("set item", Call(target, [value, index]), of)
-        for one in each(of):
-            if isinstance(one, Pairs):
-                self.store(one.items, plain(index) if isinstance(index, Const) else ..., value)
-            elif isinstance(one, Items):
+        for holder in each(of):
+            if isinstance(holder, Pairs):
+                self.store(holder.items, plain(index) if isinstance(index, Const) else ..., value)
+            elif isinstance(holder, Items):
                 place = plain(index)
-                if isinstance(place, int) and -len(one.items) <= place < len(one.items):
-                    one.items[place] = value
+                if isinstance(place, int) and -len(holder.items) <= place < len(holder.items):
+                    holder.items[place] = value
                 else:
-                    one.vary |= value.vary
-            elif not isinstance(one, Const | Lib):
-                if isinstance(index, Const) and type(one) is Value:
-                    one.mark(before=one.vary if one.note("before") is None else one.note("before"))
-                    self.store(one.own(), f"[{index.data}]", value)
-                one.vary |= (value.vary | index.vary) & (DIFFERS | MEASURED | UNKNOWN)
+                    holder.vary |= value.vary
+            elif not isinstance(holder, Const | Lib):
+                if isinstance(index, Const) and type(holder) is Value:
+                    holder.mark(
+                        before=holder.vary if holder.note("before") is None else holder.note("before")
+                    )
+                    self.store(holder.own(), f"[{index.data}]", value)
+                holder.vary |= (value.vary | index.vary) & (DIFFERS | MEASURED | UNKNOWN)
 
     def do_Delete(self, node: ast.Delete) -> None:
         return None
@@ -224,10 +231,10 @@ class Statements(Expressions):
                 condition = True
             if case.guard is not None:
                 condition = both(condition, self.truth(self.value(case.guard)))
-            found = self.branches(
+            results = self.branches(
                 condition, case.pattern, lambda: self.block(case.body), lambda: go(place + 1)
             )
-            return one_of(*found)
+            return one_of(*results)
 
         return go(0)
 
@@ -268,18 +275,18 @@ class Statements(Expressions):
         """Whether ranks have parts of unequal length there."""
         if over.vary & UNEVEN:
             return True
-        for one in each(over):
-            if isinstance(one, Thing) and one.kind == "loader" and self.share_of(one) & UNEVEN:
+        for iterable in each(over):
+            if isinstance(iterable, Thing) and iterable.kind == "loader" and self.share_of(iterable) & UNEVEN:
                 return True
-            if isinstance(one, Thing) and one.kind in ("enumerate", "zip"):
-                parts = [one.inner] if one.inner is not None else one.call.args
+            if isinstance(iterable, Thing) and iterable.kind in ("enumerate", "zip"):
+                parts = [iterable.inner] if iterable.inner is not None else iterable.call.args
                 if any(self.is_uneven(part) for part in parts):
                     return True
         return False
 
     def loop(self, node: Any, over: Value | None, condition: Condition) -> bool:
         first, base = len(self.exits), len(self.guards)
-        twice = not any(one.again for one in self.loops)
+        twice = not any(loop.again for loop in self.loops)
         undo = []
         broken = False
         for again in (False, True) if twice else (False,):
@@ -300,12 +307,12 @@ class Statements(Expressions):
             self.loops.pop()
             if falls is False:
                 break  # it always leaves in the first round
-            broken = broken or any(one.kind == "break" for one in self.exits[first:])
-        for one in reversed(undo):
-            self.pop(one)
+            broken = broken or any(way_out.kind == "break" for way_out in self.exits[first:])
+        for done in reversed(undo):
+            self.pop(done)
         self.see("loop ends", Call(node, []), over)
         self.exits[first:] = [
-            one for one in self.exits[first:] if one.kind not in ("break", "continue", "assert")
+            way_out for way_out in self.exits[first:] if way_out.kind not in ("break", "continue", "assert")
         ]
         endless = isinstance(node, ast.While) and condition is True and not broken
         self.block(node.orelse)
@@ -340,15 +347,17 @@ class Statements(Expressions):
     def do_Try(self, node: ast.Try) -> Falls:
         before, events = len(self.exits), len(self.events)
         falls = self.block(node.body)
-        met = [one for one in self.events[events:] if one.meets and one.name not in FAILS_ON_ALL]
+        met = [event for event in self.events[events:] if event.meets and event.name not in FAILS_ON_ALL]
         seen = self.events[events:]
-        self.exits[before:] = [one for one in self.exits[before:] if one.kind != "raise" or not node.handlers]
+        self.exits[before:] = [
+            way_out for way_out in self.exits[before:] if way_out.kind != "raise" or not node.handlers
+        ]
         if falls is True:
             falls = self.block(node.orelse)
         for handler in node.handlers:
             names = self.errors(handler)
             own = bool(names & OWN_ERRORS) and bool(met or self.touches_own(node.body, seen))
-            own = own and not all(isinstance(one, ast.Import | ast.ImportFrom) for one in node.body)
+            own = own and not all(isinstance(line, ast.Import | ast.ImportFrom) for line in node.body)
             key = ("except", id(handler))
             condition = Leaf("own" if own else "option", key)
 
@@ -384,15 +393,15 @@ class Statements(Expressions):
         if handler.type is None:
             return {""}
         parts = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-        return {getattr(one, "attr", getattr(one, "id", "?")) for one in parts}
+        return {getattr(part, "attr", getattr(part, "id", "?")) for part in parts}
 
     def touches_own(self, body: list[ast.stmt], seen: list) -> bool:
         """Whether lines compute with what this rank alone has."""
         frames = [self.frame.locals]
         for line in body:
-            for one in ast.walk(line):
-                if isinstance(one, ast.Name):
-                    value = next((names[one.id] for names in frames if one.id in names), None)
+            for node in ast.walk(line):
+                if isinstance(node, ast.Name):
+                    value = next((names[node.id] for names in frames if node.id in names), None)
                     if value is not None and value.vary & OWN and not value.vary & UNKNOWN:
                         return True
         return False
@@ -429,21 +438,21 @@ class Statements(Expressions):
     # --- definitions ---
 
     def do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        found: Value = Function(node, self.frame, self.frame.source, self.frame.owner)
+        function: Value = Function(node, self.frame, self.frame.source, self.frame.owner)
         marks = set()
-        for one in reversed(node.decorator_list):
-            decorator = self.value(one)
-            if isinstance(decorator, Function) and isinstance(found, Function):
-                inner = found
-                found = self.call_value(decorator, Call(one, [found]))
-                found = found if isinstance(found, Function) else inner
+        for expr in reversed(node.decorator_list):
+            decorator = self.value(expr)
+            if isinstance(decorator, Function) and isinstance(function, Function):
+                inner = function
+                function = self.call_value(decorator, Call(expr, [function]))
+                function = function if isinstance(function, Function) else inner
             elif isinstance(decorator, Thing) and decorator.made is not None:
                 continue
             else:
-                marks.add(self.mark_of(one, decorator))
-        if isinstance(found, Function):
-            found.marks = frozenset(marks) | found.marks
-        self.store(self.frame.locals, node.name, found)
+                marks.add(self.mark_of(expr, decorator))
+        if isinstance(function, Function):
+            function.marks = frozenset(marks) | function.marks
+        self.store(self.frame.locals, node.name, function)
 
     do_AsyncFunctionDef = do_FunctionDef
 
@@ -459,16 +468,16 @@ class Statements(Expressions):
         return name.rpartition(".")[2]
 
     def do_ClassDef(self, node: ast.ClassDef) -> None:
-        bases = [self.value(one) for one in node.bases]
+        bases = [self.value(base) for base in node.bases]
         frame = Frame(self.frame.source, self.frame, self.frame.back)
         frame.depth = self.frame.depth
-        found = Class(node, frame, self.frame.source, bases)
-        frame.owner = found
-        found.marks = frozenset(self.mark_of(one, self.value(one)) for one in node.decorator_list)
+        cls = Class(node, frame, self.frame.source, bases)
+        frame.owner = cls
+        cls.marks = frozenset(self.mark_of(expr, self.value(expr)) for expr in node.decorator_list)
         outer, self.frame = self.frame, frame
         self.block(node.body)
         self.frame = outer
-        self.store(self.frame.locals, node.name, found)
+        self.store(self.frame.locals, node.name, cls)
 
     def do_Global(self, node: ast.Global | ast.Nonlocal) -> None:
         scope = self.frame.outer
@@ -507,10 +516,10 @@ class Statements(Expressions):
                     self.store(self.frame.locals, name, value)
                 continue
             name = alias.asname or alias.name
-            found = self.imported(module, alias.name) if module else None
-            if found is None:
-                found = Lib(f"{'.' * node.level}{node.module or ''}.{alias.name}")
-            self.store(self.frame.locals, name, found)
+            imported = self.imported(module, alias.name) if module else None
+            if imported is None:
+                imported = Lib(f"{'.' * node.level}{node.module or ''}.{alias.name}")
+            self.store(self.frame.locals, name, imported)
 
     def imported(self, module: Module, name: str) -> Value | None:
         """A name of a module, or a module below it."""
@@ -518,9 +527,9 @@ class Statements(Expressions):
             return module.frame.locals[name]
         source = module.source
         if source.path is not None and (source.is_package or not source.path.is_file()):
-            found = self.project.module(source, name, 1, self.main)
-            if found is not None:
-                return self.run_module(found)
+            submodule = self.project.module(source, name, 1, self.main)
+            if submodule is not None:
+                return self.run_module(submodule)
         return None
 
     def import_module(self, name: str, level: int) -> Module | None:

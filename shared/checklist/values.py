@@ -115,9 +115,9 @@ class Function(Value):
         self.marks: frozenset[str] = frozenset()  # the decorators of packages
 
     def of(self, bound: Value) -> "Function":
-        found = Function(self.body, self.frame, self.source, self.owner)
-        found.bound, found.marks, found.key = bound, self.marks, (self.key, bound.key)
-        return found
+        function = Function(self.body, self.frame, self.source, self.owner)
+        function.bound, function.marks, function.key = bound, self.marks, (self.key, bound.key)
+        return function
 
 
 class Class(Value):
@@ -137,10 +137,10 @@ class Class(Value):
 
     def packages(self) -> set[str]:
         """The last names of the packages' classes that it inherits from."""
-        found = set()
-        for one in self.family():
-            found |= {base.name.rpartition(".")[2] for base in one.bases if not isinstance(base, Class)}
-        return found
+        names = set()
+        for cls in self.family():
+            names |= {base.name.rpartition(".")[2] for base in cls.bases if not isinstance(base, Class)}
+        return names
 
 
 class Module(Value):
@@ -211,13 +211,13 @@ class Choice(Value):
     __slots__ = ("asked", "choices")
 
     def __init__(self, choices: list[tuple[Condition, Value]], vary: int = 0) -> None:
-        src: frozenset = frozenset().union(*(one.src for _, one in choices))
-        super().__init__(vary=vary | join(one for _, one in choices), src=src)
+        src: frozenset = frozenset().union(*(value.src for _, value in choices))
+        super().__init__(vary=vary | join(value for _, value in choices), src=src)
         self.choices = choices
-        found = {leaf[:2] for condition, _ in choices for leaf in leaves(condition)}
-        if any(kind == "one" for kind, _ in found):
-            found.add("one")  # type: ignore[arg-type]
-        self.asked = found
+        asked = {leaf[:2] for condition, _ in choices for leaf in leaves(condition)}
+        if any(kind == "one" for kind, _ in asked):
+            asked.add("one")  # type: ignore[arg-type]
+        self.asked = asked
 
 
 PLAIN = (str, int, float, bool, bytes, complex, type(None), type(...))
@@ -228,29 +228,29 @@ def is_plain(data: object) -> bool:
 
 
 def join(values: Any) -> int:
-    found = 0
-    for one in values:
-        found |= one.vary
-    return found
+    vary = 0
+    for value in values:
+        vary |= value.vary
+    return vary
 
 
 def each(value: Value | None) -> Iterator[Value]:
     """The value, or all that it may be; nothing for None."""
     if isinstance(value, Choice):
-        for _, one in value.choices:
-            yield from each(one)
+        for _, candidate in value.choices:
+            yield from each(candidate)
     elif value is not None:
         yield value
 
 
 def things(value: Value | None, *kinds: str) -> list[Thing]:
     """Of all that a value may be, the objects of these kinds."""
-    return [one for one in each(value) if isinstance(one, Thing) and one.kind in kinds]
+    return [thing for thing in each(value) if isinstance(thing, Thing) and thing.kind in kinds]
 
 
 def role(value: Value | None) -> str:
     """The role of a number, "" if it has none."""
-    return next((one.name for one in each(value) if isinstance(one, Role)), "")
+    return next((candidate.name for candidate in each(value) if isinstance(candidate, Role)), "")
 
 
 def is_none(value: Value | None) -> bool:
@@ -265,10 +265,10 @@ def plain(value: Value | None) -> Any:
 
 def inside(value: Value | None, depth: int = 3) -> Iterator[Value]:
     """The value, and what is in it if it is a list, a dict or a choice."""
-    for one in each(value):
-        yield one
+    for candidate in each(value):
+        yield candidate
         if depth:
-            parts = one.items if isinstance(one, Items) else []
-            parts = list(one.items.values()) if isinstance(one, Pairs) else parts
+            parts = candidate.items if isinstance(candidate, Items) else []
+            parts = list(candidate.items.values()) if isinstance(candidate, Pairs) else parts
             for part in parts:
                 yield from inside(part, depth - 1)

@@ -141,8 +141,8 @@ def place_of_script() -> str:
 def verdict(by_rank: Sequence[Sequence[Issued]]) -> list[str]:
     """What nccl would refuse, ignore, and wait for without end; each place once. Empty: nothing is known."""
     calls = [call for calls in by_rank for call in calls]
-    said = [line for call in calls for line in [*refused(call), *ignored(call)]]
-    return [*dict.fromkeys(said), *stuck(by_rank)]
+    lines = [line for call in calls for line in [*refused(call), *ignored(call)]]
+    return [*dict.fromkeys(lines), *stuck(by_rank)]
 
 
 def refused(call: Issued) -> list[str]:
@@ -151,16 +151,16 @@ def refused(call: Issued) -> list[str]:
         return [f"refuses: a receive from any rank, {call.place}"]
     if call.op == "monitored_barrier":
         return [f"refuses: a monitored barrier, {call.place}"]
-    said = []
+    refusals = []
     if call.reduction and call.reduction not in REDUCTIONS:
-        said.append(f"refuses: ReduceOp.{call.reduction}, {call.place}")
+        refusals.append(f"refuses: ReduceOp.{call.reduction}, {call.place}")
     known = TYPES if call.op in MESSAGES else TYPES | COMPLEX
     for dtype in call.dtypes:
         if dtype not in known:
-            said.append(f"refuses: {dtype}, {call.place}")
+            refusals.append(f"refuses: {dtype}, {call.place}")
         elif dtype == torch.bool and call.reduction == "AVG":
-            said.append(f"refuses: the average of {dtype}, {call.place}")
-    return said
+            refusals.append(f"refuses: the average of {dtype}, {call.place}")
+    return refusals
 
 
 def ignored(call: Issued) -> list[str]:
@@ -185,14 +185,14 @@ def stuck(by_rank: Sequence[Sequence[Issued]]) -> list[str]:
                 queue[-1].append(call)
             else:
                 queue.append([call])
-    said: list[str] = []
+    problems: list[str] = []
     for waiting in queues.values():
         while pair := next_pair(waiting):
             sent, received = pair
             take(waiting[sent.rank], sent)
             take(waiting[received.rank], received)
             if sent.tag != received.tag:
-                said.append(
+                problems.append(
                     f"mixes up: what rank {sent.rank} sends with tag {sent.tag}, {sent.place}, "
                     f"rank {received.rank} takes for tag {received.tag}, {received.place}"
                 )
@@ -200,8 +200,8 @@ def stuck(by_rank: Sequence[Sequence[Issued]]) -> list[str]:
             if queue:
                 call = queue[0][0]
                 there = f"to rank {call.peer}" if call.op == "send" else f"from rank {call.peer}"
-                said.append(f"hangs: rank {rank} in {call.op} {there}, {call.place}")
-    return said
+                problems.append(f"hangs: rank {rank} in {call.op} {there}, {call.place}")
+    return problems
 
 
 def next_pair(waiting: dict[int, list[list[Issued]]]) -> tuple[Issued, Issued] | None:

@@ -156,20 +156,20 @@ class Look:
 
     def mark_life(self, before: "Look") -> None:
         """Say of each rank by what it, or a process below it, has shown life since ``before``."""
-        found = self.life_since(before)
+        signs = self.life_since(before)
         for rank in self.ranks.values():
-            rank.works = found.get(rank.pid, "")
+            rank.works = signs.get(rank.pid, "")
 
 
 def launchers(answers: list[dict]) -> list[tuple[str, Place]]:
     """(functions on the stack, innermost place) of each living process, where none of them is a rank."""
-    found = []
-    for said in answers:
-        stack = main_stack(said.get("stacks", {}))
+    places = []
+    for answer in answers:
+        stack = main_stack(answer.get("stacks", {}))
         place = own_place(stack)
-        if said["alive"] and place is not None:
-            found.append((" ".join(frame[2] for frame in stack), place))
-    return found
+        if answer["alive"] and place is not None:
+            places.append((" ".join(frame[2] for frame in stack), place))
+    return places
 
 
 def progress_of(ranks: dict[int, Rank]) -> dict[int, tuple]:
@@ -219,18 +219,18 @@ class Watch:
         for number, rank in full.ranks.items():
             rank.works = now.ranks[number].works
         if full.ranks:
-            found = verdict(full.ranks, expected(full.ranks))
+            diagnosis = verdict(full.ranks, expected(full.ranks))
         else:
-            found = nobody(launchers(full.answers))
-        again = self.told == found.kind and found.may_move
+            diagnosis = nobody(launchers(full.answers))
+        again = self.told == diagnosis.kind and diagnosis.may_move
         self.told_at = now.at - self.since.at
-        if str(found) != self.told:
-            self.told = found.kind if found.may_move else str(found)
+        if str(diagnosis) != self.told:
+            self.told = diagnosis.kind if diagnosis.may_move else str(diagnosis)
             still = "still " if again else ""
             when = f"{still}no call was made or done for {seconds:.3g} s"
-            when += "; this need not be a hang" if found.may_move else ""
-            tell(found, full.ranks, self.options, when)
-        return found.is_proof
+            when += "; this need not be a hang" if diagnosis.may_move else ""
+            tell(diagnosis, full.ranks, self.options, when)
+        return diagnosis.is_proof
 
 
 def watch(job: Job, options: argparse.Namespace) -> int:

@@ -39,25 +39,27 @@ def members_of(group: str, group_name: str, ranks: dict[int, Rank], world_size: 
 
 def by_group(ranks: dict[int, Rank]) -> dict[tuple[str, str], dict[int, dict[int, Call]]]:
     """{(group, its name): {rank: {number: its collective}}}."""
-    found: dict[tuple[str, str], dict[int, dict[int, Call]]] = {}
+    logs_by_group: dict[tuple[str, str], dict[int, dict[int, Call]]] = {}
     for number, rank in ranks.items():
         for call in rank.calls:
             if not call.is_p2p:
-                calls = found.setdefault((call.group, call.group_name), {}).setdefault(number, {})
+                calls = logs_by_group.setdefault((call.group, call.group_name), {}).setdefault(number, {})
                 calls.setdefault(call.number, call)
-    return found
+    return logs_by_group
 
 
 def differences(ranks: dict[int, Rank], world_size: int) -> list[Difference]:
     """The first difference of each group, those first that need no waiting to be wrong."""
-    found = []
+    firsts = []
     for (group, group_name), logs in by_group(ranks).items():
         members = members_of(group, group_name, ranks, world_size)
-        one = first_difference(group_name if group_name == DEFAULT else group, logs, members)
-        if one is not None:
-            found.append(one)
+        difference = first_difference(group_name if group_name == DEFAULT else group, logs, members)
+        if difference is not None:
+            firsts.append(difference)
     order = (KINDS, SHAPES, MISSING, STUCK)
-    return sorted(found, key=lambda one: (order.index(one.what), min(call.id for call in one.made.values())))
+    return sorted(
+        firsts, key=lambda first: (order.index(first.what), min(call.id for call in first.made.values()))
+    )
 
 
 def first_difference(group: str, logs: dict[int, dict[int, Call]], members: list[int]) -> Difference | None:

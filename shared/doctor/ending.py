@@ -17,7 +17,7 @@ LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 
 def lines_of(ranks: dict[int, Rank], answers: list[dict], world_size: int, code: int) -> list[str]:
     """What is told of a job that has ended with this exit code. There is always a line."""
-    texts = [said["bye"]["text"] for said in answers if said["bye"] and said["bye"]["error"]]
+    texts = [answer["bye"]["text"] for answer in answers if answer["bye"] and answer["bye"]["error"]]
     take_codes(ranks, texts)
     first = [rank for rank in in_order(ranks) if is_first(rank, ranks)]
     spawned = words_of_spawn(texts)
@@ -117,10 +117,10 @@ def words_of_spawn(texts: list[str]) -> list[str]:
     for text in texts:
         match = OF_SPAWN.search(text)
         if match:
-            number, said = match.groups()
-            own = [place for place in LINE.findall(said) if own_place_of(place)]
+            number, trace = match.groups()
+            own = [place for place in LINE.findall(trace) if own_place_of(place)]
             where = f", at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}, in {own[-1][2]}" if own else ""
-            return [f"Process {number} was the first: {said.strip().splitlines()[-1]}{where}"]
+            return [f"Process {number} was the first: {trace.strip().splitlines()[-1]}{where}"]
         match = OF_SPAWN_CODE.search(text)
         if match:
             return [f"Process {match[1]} was the first: it ended with {match[2]} {match[3]}"]
@@ -134,7 +134,9 @@ def own_place_of(place: tuple[str, str, str]) -> bool:
 def errors_of_others(answers: list[dict]) -> list[str]:
     """Processes that are no ranks: the launcher, or a script that never became one."""
     lines = []
-    for said in answers:
-        if said["bye"] and said["bye"]["error"]:
-            lines.append(f"A process failed: {said['bye']['error']}, at {own_place(said['bye']['place'])}")
+    for answer in answers:
+        if answer["bye"] and answer["bye"]["error"]:
+            lines.append(
+                f"A process failed: {answer['bye']['error']}, at {own_place(answer['bye']['place'])}"
+            )
     return lines

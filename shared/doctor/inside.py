@@ -88,8 +88,8 @@ class Agent:
         """Keep the line of the main thread in a file: a process that is killed has no time to say it."""
         place = next((frame for frame in frames_of_main() if is_own(frame.f_code.co_filename)), None)
         if self.place_file is not None and place is not None:
-            said = [place.f_code.co_filename, place.f_lineno, place.f_code.co_name]
-            os.pwrite(self.place_file, json.dumps(said).ljust(PLACE_BYTES).encode()[:PLACE_BYTES], 0)
+            location = [place.f_code.co_filename, place.f_lineno, place.f_code.co_name]
+            os.pwrite(self.place_file, json.dumps(location).ljust(PLACE_BYTES).encode()[:PLACE_BYTES], 0)
 
     def open_place_file(self) -> None:
         with suppress(OSError):
@@ -121,51 +121,51 @@ class Agent:
     def goodbye(self) -> None:
         """At the end of the interpreter: how it ends. The thread must not run while Python goes down."""
         self.stop()
-        said = {**identity(), **uncaught()}
-        if said["error"] and not self.is_worker:
-            said.update(what_torch_knows(CALLS))
-        self.write("bye", said)
+        report = {**identity(), **uncaught()}
+        if report["error"] and not self.is_worker:
+            report.update(what_torch_knows(CALLS))
+        self.write("bye", report)
 
     def answer(self, question: dict) -> None:
         """At once without the places of calls: for these, torch imports its compiler when first asked."""
         level = question["level"]
-        said = {**identity(), **uncaught()}
-        said |= {"is_fork": self.is_fork, "number": question["number"], "level": min(level, CALLS)}
+        report = {**identity(), **uncaught()}
+        report |= {"is_fork": self.is_fork, "number": question["number"], "level": min(level, CALLS)}
         cpu_s, moved = self.own_use()
-        said["cpu_s"] = time.process_time() - cpu_s
-        said["moved"] = bytes_moved("/proc/self/io") - moved
-        said["stacks"] = self.stacks()
-        said["message"] = open_message()
-        said["arguments"] = arguments_of_call()
+        report["cpu_s"] = time.process_time() - cpu_s
+        report["moved"] = bytes_moved("/proc/self/io") - moved
+        report["stacks"] = self.stacks()
+        report["message"] = open_message()
+        report["arguments"] = arguments_of_call()
         if level >= CALLS:
-            said["sockets"] = bytes_of_sockets()
-            said["batches"] = batches()
-            said["numbers"] = numbers()
-        said.update(NOTHING if self.is_worker else what_torch_knows(min(level, CALLS)))
-        self.write("answer", said)
+            report["sockets"] = bytes_of_sockets()
+            report["batches"] = batches()
+            report["numbers"] = numbers()
+        report.update(NOTHING if self.is_worker else what_torch_knows(min(level, CALLS)))
+        self.write("answer", report)
         if level == FULL:
-            said.update(NOTHING if self.is_worker else what_torch_knows(FULL))
-            said["level"] = FULL
-            self.write("answer", said)
+            report.update(NOTHING if self.is_worker else what_torch_knows(FULL))
+            report["level"] = FULL
+            self.write("answer", report)
 
     def stacks(self) -> dict[str, list]:
         """{name of thread: its stack, innermost call last}, the main thread first."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         main = threading.main_thread().ident
         frames = sys._current_frames()
-        found: dict[str, list] = {}
+        stacks: dict[str, list] = {}
         for ident in sorted(frames, key=lambda ident: ident != main):
             if ident != threading.get_ident():
                 name = names.get(ident, f"thread {ident}")
-                name = f"{name} ({ident})" if name in found else name
-                found[name] = places(traceback.walk_stack(frames[ident]))[::-1]
-        return found
+                name = f"{name} ({ident})" if name in stacks else name
+                stacks[name] = places(traceback.walk_stack(frames[ident]))[::-1]
+        return stacks
 
-    def write(self, kind: str, said: dict) -> None:
+    def write(self, kind: str, report: dict) -> None:
         path = self.folder / f"{kind}-{os.getpid()}.json"
         aside = path.with_suffix(".part")
         try:
-            aside.write_text(json.dumps(said), encoding="utf-8")
+            aside.write_text(json.dumps(report), encoding="utf-8")
             aside.replace(path)
         except OSError:
             pass  # the doctor has gone, and its folder with it
@@ -198,18 +198,18 @@ def uncaught() -> dict:
     error = getattr(sys, "last_value", None)
     if error is None:
         return {"error": "", "text": "", "place": []}
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     place = places(traceback.walk_tb(error.__traceback__))
-    return {"error": said.splitlines()[0], "text": said[-LONGEST_TEXT:], "place": place}
+    return {"error": text.splitlines()[0], "text": text[-LONGEST_TEXT:], "place": place}
 
 
 def places(walk) -> list:
     """[[file, line, function, "", whether it is of the reader's own code], ...]; the doctor adds the text."""
-    found = []
+    stack = []
     for frame, line in list(walk)[:DEEPEST]:
         code = frame.f_code
-        found.append([code.co_filename, line or 0, code.co_name, "", is_own(code.co_filename)])
-    return found
+        stack.append([code.co_filename, line or 0, code.co_name, "", is_own(code.co_filename)])
+    return stack
 
 
 def is_own(filename: str) -> bool:
@@ -248,27 +248,27 @@ def members_of_groups(dist) -> dict[str, list[int]]:
 
 def status_of(dist, recorded: dict) -> dict[str, list[int]]:
     """{group: [calls begun, calls done, its own count, which has sends and receives, too]}."""
-    found = {
-        name: [one.get("last_enqueued_collective", -1), one.get("last_completed_collective", -1), 0]
-        for name, one in recorded.items()
+    counts = {
+        name: [status.get("last_enqueued_collective", -1), status.get("last_completed_collective", -1), 0]
+        for name, status in recorded.items()
     }
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         with suppress(RuntimeError, AttributeError):  # not all backends count
-            found.setdefault(name, [-1, -1, 0])[2] = group._get_sequence_number_for_group()
-    return found
+            counts.setdefault(name, [-1, -1, 0])[2] = group._get_sequence_number_for_group()
+    return counts
 
 
 def newest_trace(torch, level: int) -> dict:
     """The flight recorder's trace: nccl's if it holds anything, else that of the other backends."""
     c10d = torch._C._distributed_c10d
-    found: dict = {}
+    newest: dict = {}
     for dump in ("_dump_fr_trace", "_dump_nccl_trace"):
         if hasattr(c10d, dump):
             wanted = {"includeCollectives": level >= CALLS, "includeStackTraces": level == FULL}
             trace = pickle.loads(getattr(c10d, dump)(**wanted))
-            if trace.get("entries") or trace.get("pg_status") or not found:
-                found = trace
-    return found
+            if trace.get("entries") or trace.get("pg_status") or not newest:
+                newest = trace
+    return newest
 
 
 def call_of(entry: dict) -> dict:
@@ -294,11 +294,11 @@ def call_of(entry: dict) -> dict:
 def frames_of_main() -> list:
     """Those of the main thread, innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = []
+    frames = []
     while frame is not None:
-        found.append(frame)
+        frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def is_c10d(frame) -> bool:
@@ -343,22 +343,22 @@ def arguments_of_call() -> dict:
 
 def batches() -> list:
     """[[isend or irecv, the other rank], ...]: the P2POps that are at hand in the main thread's frames."""
-    found = []
+    messages = []
     for frame in frames_of_main():
         for value in list(frame.f_locals.values()):
-            for one in value if isinstance(value, list | tuple) else [value]:
-                if type(one).__name__ == "P2POp":
-                    message = [getattr(one.op, "__name__", "?"), one.peer]
-                    if message not in found:
-                        found.append(message)
-        if found:
-            return found
-    return found
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if type(item).__name__ == "P2POp":
+                    message = [getattr(item.op, "__name__", "?"), item.peer]
+                    if message not in messages:
+                        messages.append(message)
+        if messages:
+            return messages
+    return messages
 
 
 def numbers() -> list:
     """[[file, line, function, {name: number}], ...] of the reader's own frames, innermost first."""
-    found = []
+    scopes = []
     for frame in frames_of_main():
         if is_own(frame.f_code.co_filename):
             values = {**frame.f_globals, **frame.f_locals}
@@ -366,8 +366,8 @@ def numbers() -> list:
             values |= {f"self.{name}": value for name, value in getattr(holder, "__dict__", {}).items()}
             few = {name: value for name, value in values.items() if type(value) in (int, bool)}
             few = dict(list(few.items())[-MOST_NUMBERS:])
-            found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, few])
-    return found
+            scopes.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, few])
+    return scopes
 
 
 def bytes_moved(path: str) -> int:
@@ -382,7 +382,7 @@ def bytes_moved(path: str) -> int:
 
 def bytes_of_sockets() -> int:
     """Sent and received by the TCP connections that are open now, which /proc does not count."""
-    found = 0
+    total = 0
     try:
         descriptors = list(Path("/proc/self/fd").iterdir())
     except OSError:
@@ -390,10 +390,10 @@ def bytes_of_sockets() -> int:
     for descriptor in descriptors:
         with suppress(OSError, struct.error):  # it is no TCP, or closed meanwhile
             if str(descriptor.readlink()).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(descriptor.name))) as one:
-                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES.size)
-                found += sum(TCP_INFO_BYTES.unpack(info))
-    return found
+                with socket.socket(fileno=os.dup(int(descriptor.name))) as sock:
+                    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES.size)
+                total += sum(TCP_INFO_BYTES.unpack(info))
+    return total
 
 
 def arguments_of_init() -> dict:

@@ -47,12 +47,12 @@ class Asked:
 
     def read(self, kind: str) -> dict[int, dict]:
         """{process: what it wrote last}. ``kind``: hello, answer or bye."""
-        found = {}
+        reports = {}
         for path in self.folder.glob(f"{kind}-*.json"):
             with suppress(OSError, ValueError):
-                said = json.loads(path.read_text(encoding="utf-8"))
-                found[said["pid"]] = said
-        return found
+                report = json.loads(path.read_text(encoding="utf-8"))
+                reports[report["pid"]] = report
+        return reports
 
     def see_deaths(self) -> None:
         """Note which of the job's processes have ended since, and how. A parent asks soon: look often."""
@@ -76,7 +76,9 @@ class Asked:
         while True:
             time.sleep(0.05)
             self.see_deaths()
-            answers = {pid: said for pid, said in self.read("answer").items() if said["number"] == number}
+            answers = {
+                pid: answer for pid, answer in self.read("answer").items() if answer["number"] == number
+            }
             expected &= processes.parents().keys()
             silent = expected - answers.keys()
             incomplete = [pid for pid in expected & answers.keys() if answers[pid]["level"] < level]
@@ -92,26 +94,26 @@ class Asked:
         parent_of = processes.parents()
         self.see_deaths()
         children = children_of(greeted, parent_of)
-        found = []
+        reports = []
         for pid, hello in greeted.items():
-            said = {**hello, **before.get(pid, {}), **answers.get(pid, {})}
-            said["answered"] = pid in answers
-            said["alive"] = pid in parent_of
-            said["stopped"] = processes.is_stopped(pid)
-            said["bye"] = byes.get(pid)
-            said["death"] = self.deaths.get(pid)
-            said["ancestors"] = processes.ancestors(pid, parent_of)
-            said["children"] = children.get(pid, [])
-            said["use"] = (processes.cpu_s_of(pid), processes.moved_of(pid))
-            if said["alive"] and not said["answered"] and level == FULL and not said["stopped"]:
-                said["stacks"] = self.stacks_by_signal(pid) or said.get("stacks", {})
-            crash = "" if said["alive"] else self.written_stacks(pid).rpartition("Fatal Python error")[2]
-            said["stacks"] = stacks_in(crash) or said.get("stacks", {})
-            if not said["alive"] and not crash:
-                said["stacks"] = self.last_place(pid) or said["stacks"]
-            add_texts(said)
-            found.append(said)
-        return found
+            report = {**hello, **before.get(pid, {}), **answers.get(pid, {})}
+            report["answered"] = pid in answers
+            report["alive"] = pid in parent_of
+            report["stopped"] = processes.is_stopped(pid)
+            report["bye"] = byes.get(pid)
+            report["death"] = self.deaths.get(pid)
+            report["ancestors"] = processes.ancestors(pid, parent_of)
+            report["children"] = children.get(pid, [])
+            report["use"] = (processes.cpu_s_of(pid), processes.moved_of(pid))
+            if report["alive"] and not report["answered"] and level == FULL and not report["stopped"]:
+                report["stacks"] = self.stacks_by_signal(pid) or report.get("stacks", {})
+            crash = "" if report["alive"] else self.written_stacks(pid).rpartition("Fatal Python error")[2]
+            report["stacks"] = stacks_in(crash) or report.get("stacks", {})
+            if not report["alive"] and not crash:
+                report["stacks"] = self.last_place(pid) or report["stacks"]
+            add_texts(report)
+            reports.append(report)
+        return reports
 
     def last_known(self) -> list[dict]:
         """What was last said, without asking: for a job that has ended."""
@@ -148,15 +150,15 @@ class Asked:
 
 def stacks_in(text: str) -> dict[str, list]:
     """{thread: its stack, innermost call last}, from what faulthandler has written; the main thread first."""
-    found: dict[str, list] = {}
+    threads: dict[str, list] = {}
     for line in text.splitlines():
         if THREAD.match(line):
-            found[f"thread {len(found)}"] = []
+            threads[f"thread {len(threads)}"] = []
         frame = FRAME.match(line)
-        if frame and found:
+        if frame and threads:
             file, number, function = frame.groups()
-            found[list(found)[-1]].insert(0, [file, int(number), function, "", is_own(file)])
-    stacks = [stack for stack in found.values() if stack and not is_ours(stack)]
+            threads[list(threads)[-1]].insert(0, [file, int(number), function, "", is_own(file)])
+    stacks = [stack for stack in threads.values() if stack and not is_ours(stack)]
     main_last = sorted(stacks, key=lambda stack: stack[0][2] != "<module>")
     return {"MainThread" if n == 0 else f"thread {n}": stack for n, stack in enumerate(main_last)}
 
@@ -167,21 +169,21 @@ def is_ours(stack: list) -> bool:
 
 def children_of(greeted: Collection[int], parent_of: dict[int, int]) -> dict[int, list[list]]:
     """{process: [[pid, command, processor seconds, bytes], ...]}: what runs below it without our thread."""
-    found: dict[int, list[list]] = {}
+    children: dict[int, list[list]] = {}
     for child in parent_of.keys() - set(greeted):
         above = processes.ancestors(child, parent_of)
-        nearest = next((one for one in above if one in greeted), None)
+        nearest = next((ancestor for ancestor in above if ancestor in greeted), None)
         if nearest is not None:
             use = [processes.cpu_s_of(child), processes.moved_of(child)]
-            found.setdefault(nearest, []).append([child, processes.command_of(child), *use])
-    return found
+            children.setdefault(nearest, []).append([child, processes.command_of(child), *use])
+    return children
 
 
-def add_texts(said: dict) -> None:
+def add_texts(report: dict) -> None:
     """The line of each place: the files are read here, not in the job."""
     linecache.checkcache()
-    bye = said["bye"] or {}
-    for stack in [*said.get("stacks", {}).values(), said.get("place", []), bye.get("place", [])]:
+    bye = report["bye"] or {}
+    for stack in [*report.get("stacks", {}).values(), report.get("place", []), bye.get("place", [])]:
         for place in stack:
             place[3] = place[3] or linecache.getline(place[0], place[1]).strip()
 

@@ -27,7 +27,7 @@ def look_into(pid: int) -> list[dict]:
     for member in family:
         folder = Path(processes.variables_of(member).get(FOLDER, "nowhere"))
         if folder.is_dir():
-            return [said for said in Asked(folder).ask(FULL) if said["pid"] in family]
+            return [answer for answer in Asked(folder).ask(FULL) if answer["pid"] in family]
     py_spy = shutil.which("py-spy")
     if py_spy is None:
         raise JobError(
@@ -35,7 +35,7 @@ def look_into(pid: int) -> list[dict]:
             "pip install py-spy, or start the job with rank-doctor -- COMMAND"
         )
     alive = processes.parents()
-    found = []
+    answers = []
     problems = []
     for member in family:
         variables = processes.variables_of(member)
@@ -46,7 +46,7 @@ def look_into(pid: int) -> list[dict]:
         except JobError as error:
             problems.append(str(error))
             continue
-        found.append(
+        answers.append(
             {
                 "pid": member,
                 "parent": alive.get(member, 0),
@@ -70,10 +70,10 @@ def look_into(pid: int) -> list[dict]:
                 "bye": None,
             }
         )
-    if not found:
+    if not answers:
         reason = problems[0] if problems else "none of its processes has the variable RANK"
         raise JobError(f"process {pid}: {reason}")
-    return found
+    return answers
 
 
 def stacks_by_py_spy(py_spy: str, pid: int) -> dict[str, list]:
@@ -87,14 +87,14 @@ def stacks_by_py_spy(py_spy: str, pid: int) -> dict[str, list]:
         env={**os.environ, "RUST_BACKTRACE": "0"},
     )
     if done.returncode != 0:
-        said = (done.stderr.strip() or "it failed").splitlines()
-        raise JobError(f"py-spy: {said[0]}")
-    found = {}
+        lines = (done.stderr.strip() or "it failed").splitlines()
+        raise JobError(f"py-spy: {lines[0]}")
+    by_thread = {}
     for thread in json.loads(done.stdout):
         stack = []
         for frame in reversed(thread["frames"]):
             text = linecache.getline(frame["filename"], frame["line"]).strip()
             stack.append([frame["filename"], frame["line"], frame["name"], text, is_own(frame["filename"])])
-        found[thread["thread_name"] or "a thread"] = stack
-    main = [name for name in found if name == "MainThread"]
-    return {name: found[name] for name in [*main, *(name for name in found if name not in main)]}
+        by_thread[thread["thread_name"] or "a thread"] = stack
+    main = [name for name in by_thread if name == "MainThread"]
+    return {name: by_thread[name] for name in [*main, *(name for name in by_thread if name not in main)]}

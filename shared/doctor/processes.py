@@ -30,13 +30,13 @@ def end_with_us() -> None:
 def parents() -> dict[int, int]:
     """{process: its parent} of all processes that are not dead."""
     if PROC.joinpath("self/stat").exists():
-        found = {}
+        parent_of = {}
         for path in PROC.glob("[0-9]*/stat"):
             with suppress(OSError, ValueError, IndexError):
                 state, parent, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
                 if state != "Z":
-                    found[int(path.parent.name)] = int(parent)
-        return found
+                    parent_of[int(path.parent.name)] = int(parent)
+        return parent_of
     listing = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
     )
@@ -49,21 +49,21 @@ def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, parent in parents().items():
         children.setdefault(parent, []).append(child)
-    found = []
+    below = []
     todo = [pid]
     while todo:
         new = children.get(todo.pop(), [])
-        found += new
+        below += new
         todo += new
-    return found
+    return below
 
 
 def ancestors(pid: int, parent_of: dict[int, int]) -> list[int]:
     """Its parent, that one's parent, and so on."""
-    found: list[int] = []
-    while (pid := parent_of.get(pid, 0)) and pid not in found:
-        found.append(pid)
-    return found
+    above: list[int] = []
+    while (pid := parent_of.get(pid, 0)) and pid not in above:
+        above.append(pid)
+    return above
 
 
 def command_of(pid: int) -> str:

@@ -123,73 +123,73 @@ class Rank:
 def ranks_of(answers: list[dict]) -> dict[int, Rank]:
     """{rank: Rank}. Of several processes that claim a rank, such as loaders' workers, the topmost one."""
     claims: dict[int, list[dict]] = {}
-    for said in answers:
-        number = number_of(said)
+    for report in answers:
+        number = number_of(report)
         if number is not None:
-            claims.setdefault(number, []).append(said)
+            claims.setdefault(number, []).append(report)
     chosen = {number: topmost(claims[number]) for number in sorted(claims)}
-    pids = {said["pid"] for said in chosen.values()}
-    found = {}
-    for number, said in chosen.items():
-        below = [one for one in answers if nearest_rank(one, pids) == said["pid"]]
-        found[number] = make_rank(number, said, below)
-    return found
+    pids = {report["pid"] for report in chosen.values()}
+    ranks = {}
+    for number, report in chosen.items():
+        below = [other for other in answers if nearest_rank(other, pids) == report["pid"]]
+        ranks[number] = make_rank(number, report, below)
+    return ranks
 
 
-def nearest_rank(said: dict, pids: set[int]) -> int | None:
+def nearest_rank(report: dict, pids: set[int]) -> int | None:
     """The rank's process that a process is below of."""
-    if said["pid"] in pids:
+    if report["pid"] in pids:
         return None
-    return next((pid for pid in said["ancestors"] if pid in pids), None)
+    return next((pid for pid in report["ancestors"] if pid in pids), None)
 
 
-def number_of(said: dict) -> int | None:
-    if said.get("rank") is not None:
-        return said["rank"]
-    text = said["variables"].get("RANK", "")
+def number_of(report: dict) -> int | None:
+    if report.get("rank") is not None:
+        return report["rank"]
+    text = report["variables"].get("RANK", "")
     return int(text) if text.isdigit() else None
 
 
 def topmost(claims: list[dict]) -> dict:
     """The process that is the rank: one with a group, if there is any, and with none of them above it."""
-    with_group = [said for said in claims if said.get("rank") is not None]
+    with_group = [claim for claim in claims if claim.get("rank") is not None]
     candidates = with_group or claims
-    pids = {said["pid"] for said in candidates}
-    top = [said for said in candidates if said["parent"] not in pids]
-    alive = [said for said in top if said["alive"]]
-    newest_first = sorted(alive or top, key=lambda said: -said["time"])
+    pids = {claim["pid"] for claim in candidates}
+    top = [claim for claim in candidates if claim["parent"] not in pids]
+    alive = [claim for claim in top if claim["alive"]]
+    newest_first = sorted(alive or top, key=lambda report: -report["time"])
     return newest_first[0]
 
 
-def make_rank(number: int, said: dict, below: list[dict]) -> Rank:
-    variables = said["variables"]
-    world_size = said.get("world_size") or int(variables.get("WORLD_SIZE", 0) or 0)
-    rank = Rank(number, said["pid"], world_size, state_of(said))
-    rank.problem = said.get("problem", "")
+def make_rank(number: int, report: dict, below: list[dict]) -> Rank:
+    variables = report["variables"]
+    world_size = report.get("world_size") or int(variables.get("WORLD_SIZE", 0) or 0)
+    rank = Rank(number, report["pid"], world_size, state_of(report))
+    rank.problem = report.get("problem", "")
     rank.on_this_machine = ranks_here(variables)
-    rank.stacks = said.get("stacks", {})
-    rank.knows_calls = said.get("knows_calls", True)
-    rank.groups = said.get("groups", {})
-    rank.status = said.get("status", {})
-    rank.arguments = said.get("arguments", {})
-    rank.calls = [make_call(one) for one in said.get("calls", [])]
+    rank.stacks = report.get("stacks", {})
+    rank.knows_calls = report.get("knows_calls", True)
+    rank.groups = report.get("groups", {})
+    rank.status = report.get("status", {})
+    rank.arguments = report.get("arguments", {})
+    rank.calls = [make_call(call) for call in report.get("calls", [])]
     main = main_stack(rank.stacks)
     rank.place = own_place(main)
     if rank.state in ("alive", "silent", "stopped"):
-        look_at_stacks(rank, said, main)
-        rank.helpers = [*threads_of(rank.stacks), *processes_of(below, said.get("children", []))]
-    if said["death"] is not None:
-        rank.died, rank.code = said["death"].order, said["death"].code
-    ending = said["bye"] or said
+        look_at_stacks(rank, report, main)
+        rank.helpers = [*threads_of(rank.stacks), *processes_of(below, report.get("children", []))]
+    if report["death"] is not None:
+        rank.died, rank.code = report["death"].order, report["death"].code
+    ending = report["bye"] or report
     if rank.state == "failed":
         rank.error = ending["error"]
         rank.place = own_place(ending["place"])
-        if said["bye"]:
-            rank.calls = [make_call(one) for one in said["bye"].get("calls", [])] or rank.calls
+        if report["bye"]:
+            rank.calls = [make_call(call) for call in report["bye"].get("calls", [])] or rank.calls
     return rank
 
 
-def look_at_stacks(rank: Rank, said: dict, main: list) -> None:
+def look_at_stacks(rank: Rank, report: dict, main: list) -> None:
     """What it waits in, and for whom."""
     for stack in rank.stacks.values():
         rank.waits_in = rank.waits_in or waiting_function(stack)
@@ -199,9 +199,9 @@ def look_at_stacks(rank: Rank, said: dict, main: list) -> None:
     rank.keyboard = keyboard_of(main, rank.place)
     if rank.keyboard == "a debugger":
         rank.breakpoint = breakpoint_of(rank.place)
-    rank.messages = messages_of(said, rank)
+    rank.messages = messages_of(report, rank)
     if rank.messages:
-        rank.waits_in = " and ".join(message_words(*one) for one in rank.messages)
+        rank.waits_in = " and ".join(message_words(*message) for message in rank.messages)
 
 
 def ranks_here(variables: dict[str, str]) -> list[int]:
@@ -218,23 +218,23 @@ def message_words(kind: str, peer: int | None) -> str:
     return f"{kind} {to_or_from} {'any rank' if peer is None else f'rank {peer}'}"
 
 
-def messages_of(said: dict, rank: Rank) -> list[tuple[str, int | None]]:
+def messages_of(report: dict, rank: Rank) -> list[tuple[str, int | None]]:
     """From the stack; from a recorder that notes them, ``nccl:send 0->1``; or from the source."""
-    if said.get("message"):
-        kind, peer = said["message"]
+    if report.get("message"):
+        kind, peer = report["message"]
         return [(kind, peer)]
-    found: list[tuple[str, int | None]] = []
+    messages: list[tuple[str, int | None]] = []
     for call in rank.open_calls:
         match = MESSAGE.match(call.kind)
         if call.is_p2p and match:
-            found.append((match["kind"], int(match["peer"])))
-    if found or rank.open_calls or rank.waits_in not in ("wait", ""):
-        return found
-    found = [(kind, peer) for kind, peer in said.get("batches", [])]
+            messages.append((match["kind"], int(match["peer"])))
+    if messages or rank.open_calls or rank.waits_in not in ("wait", ""):
+        return messages
+    messages = [(kind, peer) for kind, peer in report.get("batches", [])]
     if rank.waits_in == "wait":
-        for file, line, function, known in said.get("numbers", []):
-            found = found or messages_in(file, line, function, known, rank.rank, rank.world_size)
-    return found if rank.waits_in == "wait" or is_in_torch(rank) else []
+        for file, line, function, known in report.get("numbers", []):
+            messages = messages or messages_in(file, line, function, known, rank.rank, rank.world_size)
+    return messages if rank.waits_in == "wait" or is_in_torch(rank) else []
 
 
 def is_in_torch(rank: Rank) -> bool:
@@ -242,17 +242,17 @@ def is_in_torch(rank: Rank) -> bool:
     return bool(stack) and "/torch/distributed/" in stack[-1][0]
 
 
-def state_of(said: dict) -> str:
-    if not said["alive"]:
-        if said["bye"] is None:
+def state_of(report: dict) -> str:
+    if not report["alive"]:
+        if report["bye"] is None:
             return "gone"
-        return "failed" if said["bye"]["error"] else "ended"
-    if said["stopped"]:
+        return "failed" if report["bye"]["error"] else "ended"
+    if report["stopped"]:
         return "stopped"
-    if not said["answered"]:
+    if not report["answered"]:
         return "silent"
-    has_left = not any(place[4] for place in main_stack(said.get("stacks", {})))
-    return "failed" if said.get("error") and has_left else "alive"
+    has_left = not any(place[4] for place in main_stack(report.get("stacks", {})))
+    return "failed" if report.get("error") and has_left else "alive"
 
 
 def main_stack(stacks: dict[str, list]) -> list:
@@ -309,26 +309,26 @@ def breakpoint_of(place: Place | None) -> str:
 
 def threads_of(stacks: dict[str, list]) -> list[str]:
     """Where the other threads are, as far as they are in the reader's own code."""
-    found = []
+    lines = []
     for name in list(stacks)[1:]:
         if any(frame[4] for frame in stacks[name]):
-            found.append(f"its thread {name}: {own_place(stacks[name])}")
-    return found
+            lines.append(f"its thread {name}: {own_place(stacks[name])}")
+    return lines
 
 
 def processes_of(below: list[dict], children: list[list]) -> list[str]:
     """Where the processes of a rank are, such as a loader's workers; idle ones are left out."""
-    found = []
-    for said in below:
-        stack = main_stack(said.get("stacks", {}))
+    lines = []
+    for report in below:
+        stack = main_stack(report.get("stacks", {}))
         begins = [n for n, frame in enumerate(stack) if frame[2] in STARTS_A_PROCESS]
         stack = stack[begins[-1] + 1 :] if begins else stack
-        if said["alive"] and any(frame[4] for frame in stack):
+        if report["alive"] and any(frame[4] for frame in stack):
             is_loader = any("torch/utils/data" in frame[0] for frame in stack)
             name = "its loader's worker" if is_loader else "its child process"
-            found.append(f"{name}: {own_place(stack)}")
-    found += [f"its child process: {command}" for _, command, *_ in children if command]
-    return list(dict.fromkeys(found))
+            lines.append(f"{name}: {own_place(stack)}")
+    lines += [f"its child process: {command}" for _, command, *_ in children if command]
+    return list(dict.fromkeys(lines))
 
 
 def collective_in(stack: list) -> str:
@@ -339,29 +339,29 @@ def collective_in(stack: list) -> str:
     return ""
 
 
-def make_call(one: dict) -> Call:
-    place = Place(one["place"][0], one["place"][1], one["place"][2], "") if one["place"] else None
-    kind = one["kind"].partition(":")[2] or one["kind"]  # gloo:all_reduce
+def make_call(call: dict) -> Call:
+    place = Place(call["place"][0], call["place"][1], call["place"][2], "") if call["place"] else None
+    kind = call["kind"].partition(":")[2] or call["kind"]  # gloo:all_reduce
     return Call(
-        id=one["id"],
-        group=one["group"],
-        group_name=one["group_name"],
-        number=one["number"],
-        is_p2p=one["is_p2p"],
+        id=call["id"],
+        group=call["group"],
+        group_name=call["group_name"],
+        number=call["number"],
+        is_p2p=call["is_p2p"],
         kind=kind,
-        shape=shape_of(kind, one),
-        done=one["done"],
+        shape=shape_of(kind, call),
+        done=call["done"],
         place=place,
     )
 
 
-def shape_of(kind: str, one: dict) -> str:
+def shape_of(kind: str, call: dict) -> str:
     """What must be equal on all ranks, such as ``Float[4]``; empty where ranks may differ."""
-    if "barrier" in kind or "all_to_all" in kind or "alltoall" in kind or one["is_p2p"]:
+    if "barrier" in kind or "all_to_all" in kind or "alltoall" in kind or call["is_p2p"]:
         return ""
     takes_outputs = "scatter" in kind
-    sizes = one["outputs"] if takes_outputs else one["inputs"]
-    types = one["output_types"] if takes_outputs else one["input_types"]
+    sizes = call["outputs"] if takes_outputs else call["inputs"]
+    types = call["output_types"] if takes_outputs else call["input_types"]
     if not types:
         types = [""] * len(sizes)
     return ", ".join(f"{dtype}{list(size)}" for dtype, size in zip(types, sizes, strict=False))

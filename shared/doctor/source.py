@@ -33,12 +33,12 @@ def messages_in(
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return []
-    found: list[tuple[str, int | None]] = []
+    messages: list[tuple[str, int | None]] = []
     for call in calls_before(body_of(tree, line, function), line, Known(known, rank, world_size)):
         message = message_of(call, Known(known, rank, world_size))
-        if message is not None and message not in found and message[1] != rank:
-            found.append(message)
-    return found
+        if message is not None and message not in messages and message[1] != rank:
+            messages.append(message)
+    return messages
 
 
 class Known:
@@ -109,11 +109,11 @@ def calls_before(body: list[ast.stmt], line: int, known: Known) -> Iterator[ast.
         elif isinstance(statement, ast.For | ast.While | ast.With | ast.Try):
             for field in ("items", "iter"):
                 for node in as_list(getattr(statement, field, [])):
-                    yield from (one for one in ast.walk(node) if isinstance(one, ast.Call))
+                    yield from (part for part in ast.walk(node) if isinstance(part, ast.Call))
             for field in ("body", "orelse", "finalbody"):
                 yield from calls_before(getattr(statement, field, []), line, known)
         else:
-            yield from (one for one in ast.walk(statement) if isinstance(one, ast.Call))
+            yield from (part for part in ast.walk(statement) if isinstance(part, ast.Call))
 
 
 def as_list(value: object) -> list:
@@ -127,7 +127,7 @@ def message_of(call: ast.Call, known: Known) -> tuple[str, int | None] | None:
     if name not in SIDES:
         return None
     side = SIDES[name]
-    peer = next((one.value for one in call.keywords if one.arg == side), None)
+    peer = next((keyword.value for keyword in call.keywords if keyword.arg == side), None)
     if peer is None and len(call.args) > 1:
         peer = call.args[1]
     return name, known.value(peer)

@@ -94,32 +94,32 @@ def verdict(ranks: dict[int, Rank], world_size: int) -> Verdict:
 
 def waits_of(job: Job) -> dict[int, Wait]:
     """{rank: what it waits in}, for all that wait in something of torch.distributed and are alive."""
-    found: dict[int, Wait] = {}
-    for one in job.found:
-        if one.what == MISSING:
-            for number in one.waiting:
-                what = call_words(one.made[number], one)
-                place = place_of(one, number, job.ranks)
-                found.setdefault(number, Wait(number, what, place, tuple(one.missing), one))
-        elif one.what in (KINDS, SHAPES):
-            for number in one.waiting:
-                others = tuple(n for n in one.made if n != number and n in one.waiting)
-                what, place = call_words(one.made[number], one), place_of(one, number, job.ranks)
-                found.setdefault(number, Wait(number, what, place, others, one))
+    waits: dict[int, Wait] = {}
+    for problem in job.found:
+        if problem.what == MISSING:
+            for number in problem.waiting:
+                what = call_words(problem.made[number], problem)
+                place = place_of(problem, number, job.ranks)
+                waits.setdefault(number, Wait(number, what, place, tuple(problem.missing), problem))
+        elif problem.what in (KINDS, SHAPES):
+            for number in problem.waiting:
+                others = tuple(n for n in problem.made if n != number and n in problem.waiting)
+                what, place = call_words(problem.made[number], problem), place_of(problem, number, job.ranks)
+                waits.setdefault(number, Wait(number, what, place, others, problem))
     for number, rank in job.ranks.items():
-        if rank.is_dead or number in found:
+        if rank.is_dead or number in waits:
             continue
         peers = tuple(peer for _, peer in rank.messages if peer is not None)
         if rank.messages:
-            found[number] = Wait(number, rank.waits_in, str(rank.place), peers, None, True)
+            waits[number] = Wait(number, rank.waits_in, str(rank.place), peers, None, True)
         elif rank.waits_in in FOR_ALL:
             others = tuple(
                 other
                 for other in range(job.world_size)
                 if other not in job.ranks or job.ranks[other].waits_in != rank.waits_in
             )
-            found[number] = Wait(number, rank.waits_in, str(rank.place), others)
-    return {number: wait for number, wait in found.items() if not job.ranks[number].is_dead}
+            waits[number] = Wait(number, rank.waits_in, str(rank.place), others)
+    return {number: wait for number, wait in waits.items() if not job.ranks[number].is_dead}
 
 
 def missing_ranks(job: Job, roots: list[int]) -> Verdict:
@@ -178,36 +178,37 @@ def behind(job: Job, told: list[int], roots: list[int]) -> list[str]:
     ]
 
 
-def other_calls(one: Difference, job: Job) -> Verdict:
+def other_calls(difference: Difference, job: Job) -> Verdict:
     """The call with one number differs by rank in kind or in shape."""
     of_kinds: dict[str, list[int]] = {}
-    for rank, call in sorted(one.made.items()):
-        key = call.kind if one.what == KINDS else call.shape
+    for rank, call in sorted(difference.made.items()):
+        key = call.kind if difference.what == KINDS else call.shape
         of_kinds.setdefault(key, []).append(rank)
-    said = " and ".join(f"{key} on {names(members)}" for key, members in of_kinds.items())
-    if one.what == KINDS:
-        first = f"Not the same call: number {one.number} of {group_words(one)} is {said}."
+    variants = " and ".join(f"{key} on {names(members)}" for key, members in of_kinds.items())
+    if difference.what == KINDS:
+        first = f"Not the same call: number {difference.number} of {group_words(difference)} is {variants}."
     else:
-        kind = next(iter(one.made.values())).kind
-        first = f"Not the same shape: {kind}, call {one.number} of {group_words(one)}, has {said}."
+        kind = next(iter(difference.made.values())).kind
+        group = group_words(difference)
+        first = f"Not the same shape: {kind}, call {difference.number} of {group}, has {variants}."
     lines = [first]
     for members in of_kinds.values():
-        lines.append(f"{names(members).capitalize()}: {place_of(one, members[0], job.ranks)}")
-    absent = [whereabouts(number, job.ranks)[1] for number in one.missing if number in job.ranks]
+        lines.append(f"{names(members).capitalize()}: {place_of(difference, members[0], job.ranks)}")
+    absent = [whereabouts(number, job.ranks)[1] for number in difference.missing if number in job.ranks]
     works = any(rank.works for rank in job.ranks.values())
-    return Verdict(one.what, (*lines, *absent), works, job.is_proof())
+    return Verdict(difference.what, (*lines, *absent), works, job.is_proof())
 
 
 def circle(job: Job) -> Verdict:
     """Ranks wait for each other; those that wait for them in turn come last."""
-    members = min((found for number in job.waits if (found := way_back(number, job))), key=len)
+    members = min((cycle for number in job.waits if (cycle := way_back(number, job))), key=len)
     members = sorted(members)
     calls = {job.waits[member].what for member in members}
     messages = {member: job.ranks[member].messages for member in members if job.waits[member].is_message}
     first = f"{names(members).capitalize()} wait for each other."
     kind = "circle"
-    if len(messages) == len(members) == 2 and all(len(one) == 1 for one in messages.values()):
-        kinds = {one[0][0].lstrip("i") for one in messages.values()}
+    if len(messages) == len(members) == 2 and all(len(ops) == 1 for ops in messages.values()):
+        kinds = {ops[0][0].lstrip("i") for ops in messages.values()}
         if len(kinds) == 1:
             kind = kinds.pop()
             opposite = "receives" if kind == "send" else "sends"
@@ -245,7 +246,7 @@ def way_back(number: int, job: Job) -> list[int]:
 
 def unanswered(job: Job) -> list[str]:
     """Receives for which the other rank, as far as its messages are known, has no send."""
-    found = []
+    lines = []
     for number, rank in job.ranks.items():
         for kind, peer in rank.messages:
             if "recv" in kind and peer in job.waits:
@@ -253,25 +254,25 @@ def unanswered(job: Job) -> list[str]:
                 if number not in sends:
                     known = sorted(other for other in sends if other is not None)
                     instead = f" it sends to {names(known)}" if known else ""
-                    found.append(
+                    lines.append(
                         f"Rank {number} receives from rank {peer}, which does not send to rank {number}"
                         + (f":{instead}." if instead else ".")
                     )
-    return found
+    return lines
 
 
-def all_in_one_call(one: Difference, job: Job) -> Verdict:
+def all_in_one_call(difference: Difference, job: Job) -> Verdict:
     """All members have made the call, with one shape, and it does not end."""
-    call = next(iter(one.made.values()))
-    first = f"All ranks of {group_words(one)} are in {call.kind}, call {one.number}, and it does not end."
+    call = next(iter(difference.made.values()))
+    group = group_words(difference)
+    first = f"All ranks of {group} are in {call.kind}, call {difference.number}, and it does not end."
     lines = [first]
     places: dict[str, list[int]] = {}
-    for number in one.made:
-        places.setdefault(place_of(one, number, job.ranks) + arguments_words(job.ranks[number]), []).append(
-            number
-        )
+    for number in difference.made:
+        place = place_of(difference, number, job.ranks) + arguments_words(job.ranks[number])
+        places.setdefault(place, []).append(number)
     lines += [f"{names(members).capitalize()}: {place}" for place, members in places.items()]
-    roots = {root for number in one.made if (root := root_of(job.ranks[number])) is not None}
+    roots = {root for number in difference.made if (root := root_of(job.ranks[number])) is not None}
     if len(roots) > 1:
         lines.append("The ranks do not name the same root.")
     else:
@@ -304,16 +305,16 @@ def whereabouts(number: int, ranks: dict[int, Rank]) -> tuple[str, str]:
         return "stopped", f"{who} is stopped by a signal; kill -CONT {rank.pid} lets it go on."
     if rank.state == "silent":
         works = f" It {rank.works}." if rank.works else ""
-        said = f"{who} does not answer: a function in C holds the interpreter.{works} Seen at: {rank.place}"
-        return "computes" if rank.works else "silent", said
+        words = f"{who} does not answer: a function in C holds the interpreter.{works} Seen at: {rank.place}"
+        return "computes" if rank.works else "silent", words
     if rank.keyboard:
         return "keyboard", keyboard_words(who, rank)
     if rank.works:
         return "computes", f"{who} {rank.works}, so it may come: {rank.place}"
     if rank.open_calls:
         call = rank.open_calls[-1]
-        said = f"{who} waits elsewhere, in {call.kind} of {group_name(call.group, call.group_name)}"
-        return "waits", f"{said}: {place_at(rank, call)}"
+        words = f"{who} waits elsewhere, in {call.kind} of {group_name(call.group, call.group_name)}"
+        return "waits", f"{words}: {place_at(rank, call)}"
     if rank.waits_in:
         return "waits", f"{who} waits in {rank.waits_in}: {rank.place}"
     return "elsewhere", f"{who} is elsewhere: {rank.place}"
@@ -363,7 +364,7 @@ def without_calls(job: Job) -> Verdict:
     waiting = {number: rank for number, rank in ranks.items() if rank.waits_in and not rank.is_dead}
     if waiting:
         number, rank = next(iter(waiting.items()))
-        same = [other for other, one in waiting.items() if one.waits_in == rank.waits_in]
+        same = [other for other, other_rank in waiting.items() if other_rank.waits_in == rank.waits_in]
         lines = [
             f"{names(same).capitalize()} {wait_word(same)} in {rank.waits_in}.",
             f"Rank {number} is there: {rank.place}",
@@ -406,13 +407,13 @@ def nobody(launchers: list[tuple[str, Place]]) -> Verdict:
     return Verdict("nobody", tuple(dict.fromkeys(lines)))
 
 
-def call_words(call: Call, one: Difference) -> str:
+def call_words(call: Call, difference: Difference) -> str:
     shape = f" of {call.shape}" if call.shape else ""
-    return f"{call.kind}{shape}, call {one.number} of {group_words(one)}"
+    return f"{call.kind}{shape}, call {difference.number} of {group_words(difference)}"
 
 
-def place_of(one: Difference, number: int, ranks: dict[int, Rank]) -> str:
-    return place_at(ranks[number], one.made[number])
+def place_of(difference: Difference, number: int, ranks: dict[int, Rank]) -> str:
+    return place_at(ranks[number], difference.made[number])
 
 
 def place_at(rank: Rank, call: Call) -> str:
@@ -424,10 +425,10 @@ def place_at(rank: Rank, call: Call) -> str:
     return str(call.place)
 
 
-def group_words(one: Difference) -> str:
-    if one.group == DEFAULT:
+def group_words(difference: Difference) -> str:
+    if difference.group == DEFAULT:
         return "the default group"
-    return f"group {one.group} ({names(one.members)})"
+    return f"group {difference.group} ({names(difference.members)})"
 
 
 def group_name(group: str, name: str) -> str:

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import torch.distributed.run
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
+from shared.runtime.children import Child
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_port
-from shared.runtime.processes import Child
 from shared.runtime.results import ROOT
 from shared.runtime.run import die_with_launcher, run
 

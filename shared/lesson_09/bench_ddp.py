@@ -52,7 +52,9 @@ def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, gro
         step(members)
     wanted = ("forward", "backward", "finish", ALL_REDUCE)
     events = [event for event in profiler.events() if event.name in wanted]
-    last = max((event for event in events if event.name == ALL_REDUCE), key=lambda one: one.time_range.start)
+    last = max(
+        (event for event in events if event.name == ALL_REDUCE), key=lambda event: event.time_range.start
+    )
     events.remove(last)  # Step's own
     begin = min(event.time_range.start for event in events if event.name == "forward")
     spans = []

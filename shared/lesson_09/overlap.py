@@ -116,9 +116,9 @@ def blocks_in_backward(wrap: Callable, group: Group, patience_s: float) -> bool:
     for step in range(3):
         net.before_gradient = gate if step == 2 else None
         ddp(torch.ones(2, 8, dtype=torch.float64, device=group.device)).sum().backward()
-    found = torch.tensor([len(gave_up)], device=group.device)
-    dist.all_reduce(found)
-    return bool(found.item())
+    timeouts = torch.tensor([len(gave_up)], device=group.device)
+    dist.all_reduce(timeouts)
+    return bool(timeouts.item())
 
 
 def assert_overlap(wrap: Callable, group: Group, patience_s: float) -> list[str]:

@@ -72,12 +72,12 @@ def diffs_of(path: Path) -> list[str]:
 
 def coloured(markdown: str) -> str:
     """The same text with its fenced diffs as HTML: JupyterLab gives the lines of a fence no colours."""
-    return FENCED.sub(lambda found: f'<pre class="diff">\n{_joined(_shown(found[1]))}</pre>', markdown)
+    return FENCED.sub(lambda match: f'<pre class="diff">\n{_joined(_shown(match[1]))}</pre>', markdown)
 
 
 def fenced(markdown: str) -> str:
     """The text that ``coloured`` was given."""
-    return COLOURED.sub(lambda found: f"```diff\n{unescape(SPAN.sub('', found[1]))}```", markdown)
+    return COLOURED.sub(lambda match: f"```diff\n{unescape(SPAN.sub('', match[1]))}```", markdown)
 
 
 def versions(first: str, diffs: list[str]) -> list[str]:

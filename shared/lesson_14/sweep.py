@@ -123,8 +123,8 @@ def main() -> None:
         start = time.perf_counter()
         for outer_lr in OUTER_LRS if way.kind == "DiLoCo" else (0.0,):
             runs = [Run(seed, lr, outer_lr) for lr in LRS for seed in range(FOLDS)]
-            found = train(way, runs, cfg)
-            rows += [row_of(name, run, one, cfg) for run, one in zip(runs, found, strict=True)]
+            curves = train(way, runs, cfg)
+            rows += [row_of(name, run, curve, cfg) for run, curve in zip(runs, curves, strict=True)]
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     write(rows)
 

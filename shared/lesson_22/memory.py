@@ -60,7 +60,7 @@ class Memory(PeakByKind):
         held = [*self.model.parameters(), *self._optimizer_state()]
         held += [p.grad for p in self.model.parameters() if p.grad is not None]
         known = {local_of(tensor).untyped_storage()._cdata for tensor in held}
-        return [self.note(one) for one in self.alive if one._cdata not in known]
+        return [self.note(storage) for storage in self.alive if storage._cdata not in known]
 
     def note(self, storage: torch.UntypedStorage) -> Note:
         note = self.notes.setdefault(storage, Note(0))
@@ -72,10 +72,10 @@ class Memory(PeakByKind):
             self.note(local_of(tensor).untyped_storage()).carries_gradients = True
 
     def peak_by_kind(self) -> dict[str, int]:
-        found = dict(self.at_peak)
-        rest = found.pop(OTHER)
+        by_kind = dict(self.at_peak)
+        rest = by_kind.pop(OTHER)
         copies = sum(note.size for note in self.others_at_peak if note.carries_gradients)
-        return found | {BUFFERS: copies, ACTIVATIONS: rest - copies}
+        return by_kind | {BUFFERS: copies, ACTIVATIONS: rest - copies}
 
     def left_for_backward(self) -> int:
         """The most bytes of activations, gathered parameters among them, at the start of a backward."""
@@ -100,7 +100,7 @@ class Watch(CommRecord):
             if not isinstance(call, Call) or call.op not in MEETS_GRADIENTS:
                 continue
             if dimension(self.job, call) in DATA:
-                tensors = [one for one in tree_leaves(args) if torch.is_tensor(one)]
+                tensors = [leaf for leaf in tree_leaves(args) if torch.is_tensor(leaf)]
                 self.memory.carries_gradients(tensors)
         return result
 

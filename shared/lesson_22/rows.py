@@ -143,7 +143,7 @@ class Job:
     def bytes_of(self, part: PartOf, of: Callable[[str], bool] = lambda name: True) -> int:
         """What this rank holds of all parameters whose name fits."""
         held = [part(name, tensor) for name, tensor in self.truth.start.items() if of(name)]
-        return sum(one.nbytes for one in held if one is not None)
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
 def place(mesh: DeviceMesh, *names: str) -> tuple[int, int]:

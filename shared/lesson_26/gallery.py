@@ -73,8 +73,14 @@ def table_of(rows: list[dict[str, str]]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Not run here: GPUs, containers, clusters", ""]
     lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
-    for one in sorted(SOURCED, key=lambda one: one.see.lower()):
-        cells = [as_code(one.see), one.why, one.cure, link_to(one.lesson), f"[{one.name}]({one.url})"]
+    for failure in sorted(SOURCED, key=lambda failure: failure.see.lower()):
+        cells = [
+            as_code(failure.see),
+            failure.why,
+            failure.cure,
+            link_to(failure.lesson),
+            f"[{failure.name}]({failure.url})",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines[1:])
 

@@ -20,9 +20,9 @@ import torch
 import torch._dynamo  # the first optimizer would import it, in each rank
 import torch.distributed as dist
 
+from shared.runtime.children import FORK
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_ports
-from shared.runtime.processes import FORK
 from shared.runtime.run import die_with_launcher
 
 HANG, ERROR, WRONG = "a hang", "an error", "wrong numbers"

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from shared.lesson_27.hosts import Host, Network, network, run_with_hosts
 from shared.lesson_27.ranks import PORT, ranks_on
+from shared.runtime.children import FORK
 from shared.runtime.errors import CourseError
-from shared.runtime.processes import FORK
 from shared.runtime.results import record_results
 from shared.runtime.run import die_with_launcher
 

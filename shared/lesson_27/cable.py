@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from shared.runtime.children import FORK
 from shared.runtime.errors import CourseError
-from shared.runtime.processes import FORK
 from shared.runtime.run import die_with_launcher
 
 MTU = 9000  # bytes of a packet: fewer ones than with 1500, because Python carries each of them

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection, wait
 import torch.distributed as dist
 
 from shared.lesson_27.hosts import Host
+from shared.runtime.children import FORK
 from shared.runtime.errors import CourseError
-from shared.runtime.processes import FORK
 from shared.runtime.run import die_with_launcher
 
 PORT = 29500  # each network has all ports to itself

@@ -13,11 +13,11 @@ from .errors import PlanError
 from .failures import GPU_HOURS_PER_FAILURE, mean_time_between
 from .hardware import GIB, GPUS, Network, gpu_named
 from .layout import CHOICES
-from .models import MODELS, Experts, Model, model_in, model_named, with_context
 from .published import checked, table
 from .search import DAY_S, ERROR_OF_MEMORY, Plan, Rejected, Training, nearest_batch, propose
 from .stack import KERNELS, STACKS, UNFUSED, stack_named
 from .step import most_traffic, shares_of_peak, tokens_per_s
+from .transformer import MODELS, Experts, Model, model_in, model_named, with_context
 
 BAD_INPUT = 2  # as argparse ends after a wrong option
 SMALLEST, LARGEST = 1e-12, 1e24  # no product of such numbers leaves the range of a float
@@ -80,18 +80,18 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     form = argparse.RawDescriptionHelpFormatter
     told = "Plan the training of a transformer on many GPUs."
-    found = Parser(prog="rank-plan", description=told, epilog=EPILOG, formatter_class=form)
+    cli = Parser(prog="rank-plan", description=told, epilog=EPILOG, formatter_class=form)
 
     def options(title: str, kind: Any, **help_of: str) -> None:
-        group = found.add_argument_group(title)
+        group = cli.add_argument_group(title)
         for name, text in help_of.items():
             group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
 
     def flags(**help_of: str) -> None:
         for name, text in help_of.items():
-            found.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+            cli.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
 
-    found.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
+    cli.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     flags(
         check="print how far the planner is off for trainings that others have published",
         json="print plans as JSON",
@@ -139,13 +139,13 @@ def parser() -> Parser:
     )
     choices = {"gpu": ("h100", None), "stack": ("megatron", list(STACKS)), "attention": (None, list(KERNELS))}
     for name, (default, allowed) in choices.items():
-        found.add_argument(f"--{name}", default=default, choices=allowed, metavar=None if allowed else "NAME")
+        cli.add_argument(f"--{name}", default=default, choices=allowed, metavar=None if allowed else "NAME")
     for name, values in CHOICES.items():
         kind = int if name == "zero" else str
-        found.add_argument(f"--{name}", type=kind, choices=values, help="3: FSDP" if name == "zero" else None)
+        cli.add_argument(f"--{name}", type=kind, choices=values, help="3: FSDP" if name == "zero" else None)
     defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3}
-    found.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
-    return found
+    cli.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
+    return cli
 
 
 def model_of(given: argparse.Namespace) -> Model:
@@ -205,9 +205,9 @@ def training_of(given: argparse.Namespace) -> Training:
 
 
 def fixed_of(given: argparse.Namespace) -> dict[str, Any]:
-    found = {name: getattr(given, name) for name in (*SIZES, *CHOICES) if getattr(given, name) is not None}
+    fixed = {name: getattr(given, name) for name in (*SIZES, *CHOICES) if getattr(given, name) is not None}
     return (
-        found
+        fixed
         | ({"chunks": given.vpp} if given.vpp else {})
         | ({"sequence_parallel": False} if given.no_sp else {})
     )
@@ -272,24 +272,24 @@ def describe(training: Training, plan: Plan) -> str:
 
 def reasons(rejected: list[Rejected]) -> list[str]:
     """For each kind of problem how many layouts have it, and the one that is nearest to running."""
-    found: dict[str, list[tuple[int, float, str]]] = {}
-    for one in rejected:
-        for problem in one.problems:
-            far = (len(one.problems), problem.off, f"{one.layout}: {problem.text}")
-            found.setdefault(problem.kind, []).append(far)
-    ordered = sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    by_kind: dict[str, list[tuple[int, float, str]]] = {}
+    for rejection in rejected:
+        for problem in rejection.problems:
+            far = (len(rejection.problems), problem.off, f"{rejection.layout}: {problem.text}")
+            by_kind.setdefault(problem.kind, []).append(far)
+    ordered = sorted(by_kind.items(), key=lambda pair: (-len(pair[1]), pair[0]))
     return [f"    {len(those):5} by {kind}, such as {min(those)[2]}" for kind, those in ordered]
 
 
 def as_json(training: Training, plans: list[Plan], rejected: list[Rejected]) -> str:
     """All that is said otherwise, unrounded."""
-    found = []
+    entries = []
     for plan in plans:
-        one, time = asdict(plan), plan.time.total
-        one["memory"]["total"], one["time"]["total"] = plan.memory.total, time
-        one["tokens_per_s_and_gpu"] = tokens_per_s(training.model, training.sequences, time) / training.gpus
-        one["mfu"] = shares_of_peak(training.model, plan.layout, training.sequences, time, training.gpu)
-        found.append(one)
+        entry, time = asdict(plan), plan.time.total
+        entry["memory"]["total"], entry["time"]["total"] = plan.memory.total, time
+        entry["tokens_per_s_and_gpu"] = tokens_per_s(training.model, training.sequences, time) / training.gpus
+        entry["mfu"] = shares_of_peak(training.model, plan.layout, training.sequences, time, training.gpu)
+        entries.append(entry)
     model = {**asdict(training.model), "parameters": training.model.parameters()}
     sizes = {
         "model": model,
@@ -298,7 +298,7 @@ def as_json(training: Training, plans: list[Plan], rejected: list[Rejected]) -> 
         "tokens": training.tokens,
     }
     assumed = {"assumed": assumptions(training), "error": training.error}
-    return json.dumps({**sizes, **assumed, "plans": found, "rejected": reasons(rejected)}, indent=1)
+    return json.dumps({**sizes, **assumed, "plans": entries, "rejected": reasons(rejected)}, indent=1)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,7 +7,7 @@ counted. Publications differ in that, and in whether the input embedding counts,
 
 from typing import NamedTuple
 
-from .models import Model
+from .transformer import Model
 
 NONE = "none"
 SELECTIVE = "selective"

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from .errors import PlanError, whole
 from .flops import NONE, RECOMPUTE
-from .models import Model
 from .pipeline import SCHEDULES
 from .stack import STACKS, Stack
+from .transformer import Model
 
 RING = "ring"
 ULYSSES = "Ulysses"
@@ -89,21 +89,21 @@ class Layout:
         free = {"dp": ("cp", "dp"), "ep": ("tp", "cp", "dp"), "edp": ("tp", "cp", "dp")}.get(name, (name,))
         near = 0
         for rank in range(min(node, self.ranks)):
-            near += all(index == 0 or one in free for one, index in self.position(rank).items())
-        one = self.ep * self.etp
+            near += all(index == 0 or dimension in free for dimension, index in self.position(rank).items())
+        expert_ranks = self.ep * self.etp
         if name == "edp":
-            return self.expert_shards, max(1, near // one)
-        size = {"dp": self.shards, "ep": one}.get(name) or getattr(self, name)
+            return self.expert_shards, max(1, near // expert_ranks)
+        size = {"dp": self.shards, "ep": expert_ranks}.get(name) or getattr(self, name)
         return size, min(size, near)
 
     def position(self, rank: int) -> dict[str, int]:
         """{dimension: index of ``rank`` along it}."""
         if not 0 <= rank < self.ranks:
             raise PlanError(f"there is no rank {rank} of {self.ranks}")
-        found = {}
+        indices = {}
         for name in ORDER:
-            rank, found[name] = divmod(rank, getattr(self, name))
-        return found
+            rank, indices[name] = divmod(rank, getattr(self, name))
+        return indices
 
     def micro_batches(self, sequences: int) -> int:
         """How often a rank computes forward and backward in a step with so many sequences in all."""
@@ -160,13 +160,13 @@ def problems(model: Model, layout: Layout, gpus: int, sequences: int, node: int)
         (layout.pp > 1 and layout.zero == 3 and layout.resharding, "ZeRO",
          "FSDP with a pipeline gathers all parameters again for each micro-batch: do not reshard"),
     ]  # fmt: skip
-    found = [Problem(kind, text) for wrong, kind, text in checks if wrong]
+    reasons = [Problem(kind, text) for wrong, kind, text in checks if wrong]
     least = layout.readers * layout.micro_batch * (layout.pp if layout.chunks > 1 else 1)
     if sequences % least:
         near = max(1, round(sequences / least)) * least
         text = f"a global batch of {sequences} is no multiple of {least}: take {near}"
-        found.append(Problem("batch", text, abs(near / sequences - 1), near))
-    return found
+        reasons.append(Problem("batch", text, abs(near / sequences - 1), near))
+    return reasons
 
 
 def layers_of(model: Model, layout: Layout, stage: int) -> range:

@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache
 
 from .flops import BY_OP, NONE, SELECTIVE, WHOLE
 from .layout import Layout, blocks_of, stages_of
-from .models import FIRST, LAST, Model, Tensor, has_experts, tensors_of
 from .pipeline import at_once
 from .stack import UNFUSED, Numbers
+from .transformer import FIRST, LAST, Model, Tensor, has_experts, tensors_of
 
 
 @dataclass(frozen=True)

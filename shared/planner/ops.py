@@ -14,8 +14,8 @@ from typing import NamedTuple
 from .flops import BY_OP, SELECTIVE, WHOLE
 from .hardware import Gpu
 from .layout import RING, Layout
-from .models import Model
 from .stack import KERNELS, UNFUSED
+from .transformer import Model
 
 TILES = ((256, 128), (128, 256), (128, 128))
 SMALL_TILE = 0.9  # the speed that the smallest of these reaches

@@ -16,10 +16,10 @@ from typing import Any
 from .flops import CONVENTIONS, MEGATRON, WHOLE, per_token
 from .hardware import GIB, Network, gpu_named
 from .layout import CHOICES, Layout
-from .models import Model, gpt, model_named, with_context
 from .search import fullest
 from .stack import HALF, KERNELS, stack_named
 from .step import step_time, tokens_per_s
+from .transformer import Model, gpt, model_named, with_context
 
 SETS = ("calibrated", "held out", "unseen", "later")
 WORDS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,11 @@ class Row:
             return tokens
         if counted == "HFU":  # of Narayanan et al., who count the recomputation
             return tokens * per_token(self.model, MEGATRON, WHOLE) / 1e12
-        return tokens * per_token(self.model, {one.name: one for one in CONVENTIONS}[counted]) / 1e12
+        return (
+            tokens
+            * per_token(self.model, {convention.name: convention for convention in CONVENTIONS}[counted])
+            / 1e12
+        )
 
     def deviation(self) -> float:
         """How much faster, or larger, the planner has it, as a share of what was measured."""
@@ -85,24 +89,24 @@ def model_of(text: str, length: int) -> Model:
 
 def options(words: list[str]) -> dict[str, Any]:
     """Of ``tp8 sp full``: fields of a layout or of a stack."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for word in words:
         name, size = re.fullmatch(r"([a-zA-Z]+)([0-9.]*)", word).groups()  # type: ignore[union-attr]
         if word not in WORDS and not size:
             name, size = word, "1"
-        found |= WORDS.get(word) or {SHORT.get(name, name): float(size) if "." in size else int(size)}
-    return found
+        fields |= WORDS.get(word) or {SHORT.get(name, name): float(size) if "." in size else int(size)}
+    return fields
 
 
-def row_of(one: dict[str, str]) -> Row:
-    sizes = options(one["layout"].split())
-    name, *words = one["stack"].split()
+def row_of(columns: dict[str, str]) -> Row:
+    sizes = options(columns["layout"].split())
+    name, *words = columns["stack"].split()
     sizes |= {"schedule": "interleaved" if sizes.get("chunks", 1) > 1 else "1F1B"}
     layout = Layout(**sizes, stack=stack_named(name, **options(words)))
-    node, card = map(int, (one["network"] or "8x400").split("x"))
-    model = model_of(one["model"], int(one["length"]))
-    rest = (int(one["batch"]), Network(node, card * 1e9 / 8), one["unit"], float(one["value"]))
-    return Row(one["set"], one["source"], model, one["gpu"], layout, *rest)
+    node, card = map(int, (columns["network"] or "8x400").split("x"))
+    model = model_of(columns["model"], int(columns["length"]))
+    rest = (int(columns["batch"]), Network(node, card * 1e9 / 8), columns["unit"], float(columns["value"]))
+    return Row(columns["set"], columns["source"], model, columns["gpu"], layout, *rest)
 
 
 @lru_cache(maxsize=1)
@@ -116,8 +120,8 @@ def read() -> tuple[dict[str, str], tuple[Row, ...]]:
 
 def rows(name: str, experts: bool | None = None) -> list[Row]:
     """Those of a set, with or without mixtures of experts."""
-    found = [row for row in read()[1] if row.set == name]
-    return [row for row in found if experts in (None, bool(row.model.experts))]
+    chosen = [row for row in read()[1] if row.set == name]
+    return [row for row in chosen if experts in (None, bool(row.model.experts))]
 
 
 def checked() -> set[str]:
@@ -131,7 +135,7 @@ def mean_error(chosen: list[Row]) -> float:
 
 def summary(chosen: list[Row]) -> str:
     off = [row.deviation() for row in chosen]
-    near = [sum(abs(one) <= limit for one in off) for limit in (0.1, 0.15)]
+    near = [sum(abs(deviation) <= limit for deviation in off) for limit in (0.1, 0.15)]
     names = {row.model.name for row in chosen}
     return (
         f"{len(off)} of {len(names)} models: mean |error| {mean_error(chosen):.1%}, "

@@ -12,9 +12,9 @@ from .flops import BY_OP, NONE, SELECTIVE, WHOLE
 from .hardware import GIB, GPUS, Gpu, Network
 from .layout import GATHER, Layout, Problem, problems
 from .memory import Memory, memory_of
-from .models import Model
 from .stack import STACKS, UNFUSED, Stack
 from .step import StepTime, some_stages, step_time, tokens_per_s
+from .transformer import Model
 
 DAY_S = 86400
 # Mean errors of the rows of ``published`` that were not calibrated, rounded up: of seconds for dense models
@@ -85,9 +85,9 @@ class Rejected:
 def judge(training: Training, layout: Layout) -> Plan | Rejected:
     """The plan, or all that is wrong with the layout."""
     model, sequences = training.model, training.sequences
-    found = problems(model, layout, training.gpus, sequences, training.network.node)
-    if found:
-        return Rejected(layout, tuple(found))
+    reasons = problems(model, layout, training.gpus, sequences, training.network.node)
+    if reasons:
+        return Rejected(layout, tuple(reasons))
     memory = fullest(model, layout, sequences)
     room = training.gpu.memory * training.usable
     if memory.total > room:
@@ -106,10 +106,10 @@ def judge(training: Training, layout: Layout) -> Plan | Rejected:
 
 def fullest(model: Model, layout: Layout, sequences: int) -> Memory:
     """Of the ranks along the pipeline that differ; the first along the others has the largest parts."""
-    found = []
+    memories = []
     for index in some_stages(layout):
-        found.append(memory_of(model, layout, sequences, {**layout.position(0), "pp": index}))
-    return max(found, key=lambda memory: memory.total)
+        memories.append(memory_of(model, layout, sequences, {**layout.position(0), "pp": index}))
+    return max(memories, key=lambda memory: memory.total)
 
 
 def divisors(number: int, most: int) -> list[int]:
@@ -172,8 +172,8 @@ def propose(training: Training, **fixed: Any) -> tuple[list[Plan], list[Rejected
         PlanError: with these fields there is no mesh of so many GPUs.
     """
     judged = [judge(training, layout) for layout in candidates(training, fixed)]
-    plans = [one for one in judged if isinstance(one, Plan)]
-    rejected = [one for one in judged if isinstance(one, Rejected)]
+    plans = [verdict for verdict in judged if isinstance(verdict, Plan)]
+    rejected = [verdict for verdict in judged if isinstance(verdict, Rejected)]
     if not judged:
         given = ", ".join(f"{name} {value}" for name, value in fixed.items())
         raise PlanError(f"{given} does not divide {training.gpus} GPUs")
@@ -194,7 +194,11 @@ def simplicity(plan: Plan) -> tuple:
 def nearest_batch(training: Training, rejected: list[Rejected]) -> int | None:
     """The global batch with which most layouts would run that do not for their batch alone, if one within a
     tenth of what was asked for exists; else the nearest."""
-    only = [one.problems[0] for one in rejected if [problem.kind for problem in one.problems] == ["batch"]]
+    only = [
+        rejection.problems[0]
+        for rejection in rejected
+        if [problem.kind for problem in rejection.problems] == ["batch"]
+    ]
     near = Counter(problem.batch for problem in only if problem.off <= 0.1)
     if near:
         return max(near, key=lambda batch: (near[batch], -abs(batch - training.sequences)))

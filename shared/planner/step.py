@@ -11,10 +11,10 @@ from .flops import CONVENTIONS, per_token, utilization
 from .hardware import Gpu, Network, seconds
 from .layout import RING, Layout, blocks_of
 from .memory import held_by
-from .models import Model, has_experts
 from .ops import attention, block, head, streamed
 from .pipeline import bubble
 from .traffic import Counts, traffic_of
+from .transformer import Model, has_experts
 
 CONTENTION = 0.3  # a collective that hides behind compute slows it by so much of its own time
 SLOWER_PER_DOUBLING = 0.003  # of the number of GPUs, beyond a node
@@ -52,10 +52,10 @@ def step_time(model: Model, layout: Layout, sequences: int, gpu: Gpu, network: N
     stack = layout.stack
     rounds = layout.micro_batches(sequences)
     computing = rounds * max(stage_seconds(model, layout, index, gpu) for index in some_stages(layout))
-    found = communication(model, layout, sequences, gpu, network)
-    tp = found["tp"] * (1 - stack.hidden_tp)
-    ep = found["ep"] * (1 - stack.hidden_ep)
-    cp = found["cp"]
+    by_dimension = communication(model, layout, sequences, gpu, network)
+    tp = by_dimension["tp"] * (1 - stack.hidden_tp)
+    ep = by_dimension["ep"] * (1 - stack.hidden_ep)
+    cp = by_dimension["cp"]
     if (
         layout.cp > 1 and layout.context == RING
     ):  # attention to the keys that are here hides the way of the next
@@ -66,12 +66,12 @@ def step_time(model: Model, layout: Layout, sequences: int, gpu: Gpu, network: N
     busy = computing + tp + cp + ep
     waits = bubble(layout.schedule, layout.pp, rounds, layout.chunks)
     waiting = busy * waits / (1 - waits)
-    pp = found["pp"] * (CONTENTION if layout.chunks > 1 else 1.0)
+    pp = by_dimension["pp"] * (CONTENTION if layout.chunks > 1 else 1.0)
     # Gathering hides behind the first micro-batch's forward pass, reducing behind the last one's backward;
     # interleaved stages are through with one chunk while the others still compute.
     window = max(1.0, layout.pp * (1 - 1 / layout.chunks)) / rounds
     hides = busy if layout.zero == 3 and layout.resharding else busy * min(1.0, window)
-    dp = found["dp"] + found["edp"] + found["replicate"]
+    dp = by_dimension["dp"] + by_dimension["edp"] + by_dimension["replicate"]
     dp = exposed(dp, hides) if stack.overlap else dp
     dp += copies(model, layout, rounds, gpu)
     time = StepTime(computing, waiting, tp, cp, ep, pp, dp, optimizer_seconds(model, layout, gpu))
@@ -124,24 +124,24 @@ def copies(model: Model, layout: Layout, rounds: int, gpu: Gpu) -> float:
 
 def most_traffic(model: Model, layout: Layout, sequences: int) -> Counts:
     """Of some stages the one that hands in most, collective by collective."""
-    found: Counts = {}
+    largest: Counts = {}
     for index in some_stages(layout):
         position = {**layout.position(0), "pp": index}
         for key, counts in traffic_of(model, layout, sequences, position).items():
-            found[key] = max(found.get(key, counts), counts, key=lambda pair: pair[1])
-    return found
+            largest[key] = max(largest.get(key, counts), counts, key=lambda pair: pair[1])
+    return largest
 
 
 def communication(
     model: Model, layout: Layout, sequences: int, gpu: Gpu, network: Network
 ) -> dict[str, float]:
     """Seconds along each dimension, if nothing hid them. What is received was sent by somebody."""
-    found = dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "edp", "replicate"), 0.0)
+    by_dimension = dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "edp", "replicate"), 0.0)
     for (dimension, op), (calls, size) in most_traffic(model, layout, sequences).items():
         if op != "recv":
             group, near = layout.group(dimension, network.node)
-            found[dimension] += seconds(op, group, near, calls, size, gpu, network)
-    return found
+            by_dimension[dimension] += seconds(op, group, near, calls, size, gpu, network)
+    return by_dimension
 
 
 def tokens_per_s(model: Model, sequences: int, seconds_of_step: float) -> float:
@@ -152,4 +152,7 @@ def tokens_per_s(model: Model, sequences: int, seconds_of_step: float) -> float:
 def shares_of_peak(model: Model, layout: Layout, sequences: int, time: float, gpu: Gpu) -> dict[str, float]:
     """{convention: MFU} of a step that takes ``time`` seconds, of the peak in bfloat16."""
     tokens = tokens_per_s(model, sequences, time) / layout.ranks
-    return {one.name: utilization(per_token(model, one), tokens, gpu.peak) for one in CONVENTIONS}
+    return {
+        convention.name: utilization(per_token(model, convention), tokens, gpu.peak)
+        for convention in CONVENTIONS
+    }

@@ -9,7 +9,7 @@ import math
 from .flops import BY_OP, WHOLE
 from .layout import GATHER, RING, Layout
 from .memory import Held, Work, work_of
-from .models import Model, has_experts
+from .transformer import Model, has_experts
 
 # {(dimension, collective): (calls, bytes handed in)}; "dp" is dp x cp where ZeRO divides among both
 Counts = dict[tuple[str, str], tuple[int, int]]
@@ -21,15 +21,15 @@ def traffic_of(
 ) -> Counts:
     """What a rank, by default the first, calls in a step over so many sequences of all ranks together."""
     work = work_of(model, layout, sequences, position)
-    found: Counts = {}
+    counts: Counts = {}
     for add in (_add_data, _add_tensor, _add_pipeline, _add_context, _add_experts):
-        add(found, work)
-    return {key: (calls, size) for key, (calls, size) in found.items() if calls}
+        add(counts, work)
+    return {key: (calls, size) for key, (calls, size) in counts.items() if calls}
 
 
-def _add(found: Counts, dimension: str, op: str, calls: int, size: float) -> None:
-    before_calls, before_size = found.get((dimension, op), (0, 0))
-    found[dimension, op] = (before_calls + calls, before_size + round(size))
+def _add(counts: Counts, dimension: str, op: str, calls: int, size: float) -> None:
+    before_calls, before_size = counts.get((dimension, op), (0, 0))
+    counts[dimension, op] = (before_calls + calls, before_size + round(size))
 
 
 def buckets(held: Held, size: int) -> int:
@@ -46,31 +46,31 @@ def buckets(held: Held, size: int) -> int:
     return count + (filled > 0)
 
 
-def _add_data(found: Counts, work: Work) -> None:
+def _add_data(counts: Counts, work: Work) -> None:
     layout, held, numbers = work.layout, work.held, work.numbers
     gathered = 1 if layout.stack.fp8 else numbers.gathered
     groups = (("dp", layout.shards, held.dense), ("edp", layout.expert_shards, held.experts))
     if layout.zero == 3:
-        _add_sharded(found, work, gathered)
+        _add_sharded(counts, work, gathered)
     elif layout.zero == 0:
         flat = layout.ep > 1 or layout.dp == 1  # there DDP is not what people use
         calls = 1 if flat else buckets(held, numbers.parameter)
         for name in ("dp" if layout.dp > 1 else "cp", "replicate"):
             if getattr(layout, name) > 1:
-                _add(found, name, "all_reduce", calls, held.dense * numbers.reduced)
+                _add(counts, name, "all_reduce", calls, held.dense * numbers.reduced)
         if held.experts and layout.expert_shards > 1:
-            _add(found, "edp", "all_reduce", 1, held.experts * numbers.reduced)
+            _add(counts, "edp", "all_reduce", 1, held.experts * numbers.reduced)
     else:
         for name, shards, count in groups:
             if shards > 1 and count:
                 part = math.ceil(count / shards)
-                _add(found, name, "reduce_scatter", 1, part * shards * numbers.reduced)
-                _add(found, name, "all_gather", 1, part * gathered)
+                _add(counts, name, "reduce_scatter", 1, part * shards * numbers.reduced)
+                _add(counts, name, "all_gather", 1, part * gathered)
         if layout.replicate > 1:
-            _add(found, "replicate", "all_reduce", 1, held.numbers / layout.shards * numbers.reduced)
+            _add(counts, "replicate", "all_reduce", 1, held.numbers / layout.shards * numbers.reduced)
 
 
-def _add_sharded(found: Counts, work: Work, gathered: int) -> None:
+def _add_sharded(counts: Counts, work: Work, gathered: int) -> None:
     """FSDP2: experts among the ranks that hold the same ones, all else among dp x cp.
 
     With resharding, each micro-batch gathers a block for forward and again for backward.
@@ -86,13 +86,13 @@ def _add_sharded(found: Counts, work: Work, gathered: int) -> None:
         gathers = units + (blocks if again else 0)
         handed_in = padded + (held.sharded(layout, experts, only_blocks=True) if again else 0)
         if ranks > 1 and padded:
-            _add(found, name, "all_gather", rounds * gathers, rounds * handed_in * gathered)
-            _add(found, name, "reduce_scatter", rounds * units, rounds * padded * ranks * numbers.reduced)
+            _add(counts, name, "all_gather", rounds * gathers, rounds * handed_in * gathered)
+            _add(counts, name, "reduce_scatter", rounds * units, rounds * padded * ranks * numbers.reduced)
         if layout.replicate > 1 and padded:
-            _add(found, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.reduced)
+            _add(counts, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.reduced)
 
 
-def _add_tensor(found: Counts, work: Work) -> None:
+def _add_tensor(counts: Counts, work: Work) -> None:
     """Two all-reduces in each block and direction, one for the embedding, one for the head, 3 for the loss.
 
     With sequence parallelism each becomes a reduce-scatter and an all-gather, the one in forward, the other
@@ -112,19 +112,19 @@ def _add_tensor(found: Counts, work: Work) -> None:
         gathers = calls + again + (2 * blocks if layout.recompute == BY_OP else 0)
         if layout.stack.regather:
             gathers += 2 * blocks + work.last
-        _add(found, "tp", "reduce_scatter", rounds * sums, sums * size)
-        _add(found, "tp", "all_gather", rounds * gathers, gathers * size / layout.tp)
+        _add(counts, "tp", "reduce_scatter", rounds * sums, sums * size)
+        _add(counts, "tp", "all_gather", rounds * gathers, gathers * size / layout.tp)
         # What is not divided, by hand in one flat tensor; FSDP2 sums up each by itself.
         norms = work.held.whole_tensors if layout.zero == 3 else 1
-        _add(found, "tp", "all_reduce", norms, work.held.undivided * numbers.reduced)
+        _add(counts, "tp", "all_reduce", norms, work.held.undivided * numbers.reduced)
     else:
-        _add(found, "tp", "all_reduce", rounds * sums, sums * size)
+        _add(counts, "tp", "all_reduce", rounds * sums, sums * size)
     if work.last:
         # The largest logit of each token, and two sums, in float32 at least.
-        _add(found, "tp", "all_reduce", 3 * rounds, 3 * tokens * max(4, numbers.activation))
+        _add(counts, "tp", "all_reduce", 3 * rounds, 3 * tokens * max(4, numbers.activation))
 
 
-def _add_pipeline(found: Counts, work: Work) -> None:
+def _add_pipeline(counts: Counts, work: Work) -> None:
     """Activations at each border forward, their gradients backward; the tied weight's gradients are added."""
     model, layout, numbers = work.model, work.layout, work.numbers
     if layout.pp == 1:
@@ -133,17 +133,17 @@ def _add_pipeline(found: Counts, work: Work) -> None:
     parts = layout.tp if layout.stack.regather else layout.between  # Megatron sends a part and gathers it
     size = work.tokens * model.width * numbers.activation / parts
     calls = borders * work.rounds
-    _add(found, "pp", "send", calls, borders * size)
-    _add(found, "pp", "recv", calls, borders * size)
+    _add(counts, "pp", "send", calls, borders * size)
+    _add(counts, "pp", "recv", calls, borders * size)
     if model.tied and (work.first or work.last):
         weight = next(model.tensors())
         rows = weight.shape[0] // layout.tp
         if layout.zero == 3:
             rows = math.ceil(rows / layout.shards)
-        _add(found, "pp", "all_reduce", 1, rows * weight.shape[1] * numbers.gradient)
+        _add(counts, "pp", "all_reduce", 1, rows * weight.shape[1] * numbers.gradient)
 
 
-def _add_context(found: Counts, work: Work) -> None:
+def _add_context(counts: Counts, work: Work) -> None:
     model, layout, numbers = work.model, work.layout, work.numbers
     if layout.cp == 1:
         return
@@ -152,16 +152,16 @@ def _add_context(found: Counts, work: Work) -> None:
     queries = tokens * model.queries / layout.tp * numbers.activation
     if layout.context == RING:
         messages = 3 * (layout.cp - 1) * layers  # keys and values forward and backward, and their gradients
-        _add(found, "cp", "send", messages * rounds, messages * keys)
-        _add(found, "cp", "recv", messages * rounds, messages * keys)
+        _add(counts, "cp", "send", messages * rounds, messages * keys)
+        _add(counts, "cp", "recv", messages * rounds, messages * keys)
     elif layout.context == GATHER:
-        _add(found, "cp", "all_gather", 2 * layers * rounds, 2 * layers * keys)
-        _add(found, "cp", "reduce_scatter", layers * rounds, layers * keys * layout.cp)
+        _add(counts, "cp", "all_gather", 2 * layers * rounds, 2 * layers * keys)
+        _add(counts, "cp", "reduce_scatter", layers * rounds, layers * keys * layout.cp)
     else:
-        _add(found, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
+        _add(counts, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
 
 
-def _add_experts(found: Counts, work: Work) -> None:
+def _add_experts(counts: Counts, work: Work) -> None:
     """The mean over the ranks: counts, and rows to the experts and back, forward and backward."""
     model, layout, numbers = work.model, work.layout, work.numbers
     experts = model.experts
@@ -170,5 +170,5 @@ def _add_experts(found: Counts, work: Work) -> None:
     layers = sum(has_experts(model, layer) for layer in work.blocks)
     times = 6 if layout.recompute == WHOLE else 4
     rows = experts.chosen * work.tokens / layout.between * model.width * numbers.activation
-    counts = 8 * experts.routed * work.rounds
-    _add(found, "ep", "all_to_all", (times + 1) * layers * work.rounds, layers * (counts + times * rows))
+    row_counts = 8 * experts.routed * work.rounds
+    _add(counts, "ep", "all_to_all", (times + 1) * layers * work.rounds, layers * (row_counts + times * rows))

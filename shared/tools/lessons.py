@@ -103,14 +103,14 @@ def imported_names(source: str, package: str = "") -> frozenset[str]:
 
     ``from shared.runtime import group`` may mean a module or a value, so both names are given.
     """
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = ".".join(part for part in (package if node.level else "", node.module) if part)
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
 
 
 def imported_modules(source: str, package: str = "") -> set[str]:

@@ -161,10 +161,13 @@ def main() -> int:
     reading = 0
     exercise = 0
     for lesson in read_lessons():
-        one = effort_of(lesson, times.get(lesson.number, {}))
-        reading += one.reading
-        exercise += one.exercise
-        numbers = f"{one.words:5}  {one.lines:10}  {one.run_s:7}  {one.reading:13}  {one.exercise:14}"
+        effort = effort_of(lesson, times.get(lesson.number, {}))
+        reading += effort.reading
+        exercise += effort.exercise
+        numbers = (
+            f"{effort.words:5}  {effort.lines:10}  {effort.run_s:7}  "
+            f"{effort.reading:13}  {effort.exercise:14}"
+        )
         print(f"{lesson.number:6}  {numbers}")
     print(f"in all: {reading} min + {exercise} min exercise")
     return 0

@@ -54,7 +54,7 @@ def text_of(cell: nbformat.NotebookNode) -> str:
 
 def problems(notebook: nbformat.NotebookNode, host: str) -> list[str]:
     """What forbids committing this notebook: missing or failed outputs, leaks, pictures without alt text."""
-    found = []
+    faults = []
     patterns = {**LEAKS, "this machine's name": re.compile(rf"\b{re.escape(host)}\b")}
     if len(host) < 4 or host == "localhost":
         del patterns["this machine's name"]
@@ -62,18 +62,18 @@ def problems(notebook: nbformat.NotebookNode, host: str) -> list[str]:
         if cell.cell_type != "code":
             continue
         if cell.execution_count is None:
-            found.append(f"cell {index} was not executed")
+            faults.append(f"cell {index} was not executed")
         for output in cell.outputs:
             if output.output_type == "error":
-                found.append(f"cell {index} holds an error: {output.ename}")
+                faults.append(f"cell {index} holds an error: {output.ename}")
             if "image/png" in output.get("data", {}) and not output.metadata.get("image/png", {}).get("alt"):
-                found.append(f"cell {index} shows a picture without alt text")
+                faults.append(f"cell {index} shows a picture without alt text")
         text = text_of(cell)
         for what, pattern in patterns.items():
             match = pattern.search(text)
             if match:
-                found.append(f"cell {index} shows {what}: {match[0]!r}")
-    return found
+                faults.append(f"cell {index} shows {what}: {match[0]!r}")
+    return faults
 
 
 def same_text(expected: str, actual: str) -> bool:
@@ -106,7 +106,7 @@ def compare(committed: nbformat.NotebookNode, executed: nbformat.NotebookNode) -
     come from training in float32, and depend on the processor's vector instructions.
     """
     clean(executed)
-    found = []
+    differences = []
     for index, (old, new) in enumerate(zip(committed.cells, executed.cells, strict=True)):
         tags = old.metadata.get("tags", [])
         if old.cell_type != "code" or "timing" in tags:
@@ -115,8 +115,8 @@ def compare(committed: nbformat.NotebookNode, executed: nbformat.NotebookNode) -
         now = text_of(new)
         same = same_words if "varies" in tags else same_text
         if not same(before, now):
-            found.append(f"cell {index} shows\n{now}\nbut committed is\n{before}")
-    return found
+            differences.append(f"cell {index} shows\n{now}\nbut committed is\n{before}")
+    return differences
 
 
 def read(path: Path) -> nbformat.NotebookNode:

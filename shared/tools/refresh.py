@@ -100,7 +100,7 @@ def main() -> int:
     if unknown:
         print(f"there is no lesson {', '.join(sorted(unknown))}")
         return 1
-    todo = [one for one in lessons if one.number in wanted or (not wanted and not is_fresh(one))]
+    todo = [lesson for lesson in lessons if lesson.number in wanted or (not wanted and not is_fresh(lesson))]
     failed = False
     os.environ.setdefault("RANK_BY_RANK_DEVICE", "cpu")  # so that outputs are the same everywhere
     for lesson in tqdm(todo, desc="refresh", unit="lesson"):

@@ -126,14 +126,14 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
 
 def shown_in_readme(lessons: list[Lesson]) -> list[tuple[str, dict]]:
     """(NAME, data of its output) of each cell tagged ``readme:NAME`` that has been run."""
-    found = []
+    shown = []
     for lesson in lessons:
         for cell in cells_of(lesson.notebook, "code"):
             for tag in cell.metadata.get("tags", []):
                 if tag.startswith(SHOWN):
                     data = [output.data for output in cell.outputs if "data" in output]
-                    found += [(tag.removeprefix(SHOWN), one) for one in data]
-    return found
+                    shown += [(tag.removeprefix(SHOWN), bundle) for bundle in data]
+    return shown
 
 
 def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
@@ -147,18 +147,18 @@ def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
 
 def differences(root: Path = ROOT) -> dict[Path, str]:
     """{path: what is wrong with it} of each derived file that is not as it must be."""
-    found = {}
+    problems = {}
     for path, text in derived_files(root).items():
         if text is None:
-            found[path] = "no notebook writes it"
+            problems[path] = "no notebook writes it"
         elif not path.is_file():
-            found[path] = "is missing"
+            problems[path] = "is missing"
         elif path.read_text(encoding="utf-8") != text:
-            found[path] = "differs from its source"
+            problems[path] = "differs from its source"
     for path, png in derived_pictures(root).items():
         if not path.is_file() or path.read_bytes() != png:
-            found[path] = "differs from its source"
-    return found
+            problems[path] = "differs from its source"
+    return problems
 
 
 def filled(text: str, tables: dict[str, str]) -> str:
@@ -192,10 +192,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write what is derived from the notebooks.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something differs")
     if parser.parse_args().check:
-        found = differences()
-        for path, problem in found.items():
+        problems = differences()
+        for path, problem in problems.items():
             print(f"{path.relative_to(ROOT).as_posix()} {problem}")
-        return int(bool(found))
+        return int(bool(problems))
     return write_all()
 
 

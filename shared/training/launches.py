@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from shared.runtime.children import is_running
 from shared.runtime.errors import CourseError
-from shared.runtime.processes import is_running
 from shared.runtime.results import ROOT
 from shared.runtime.run import die_with_launcher
 
@@ -208,7 +208,7 @@ def assert_same_end(run_folder: Path, unbroken: Path, training: Training) -> int
         dcp_to_torch_save(folder / f"step_{training.steps:08d}", file)
         end = torch.load(file)
         momentum = end["optimizer"]["state"]
-        buffers = [(f"momentum of {name}", one["momentum_buffer"]) for name, one in momentum.items()]
+        buffers = [(f"momentum of {name}", state["momentum_buffer"]) for name, state in momentum.items()]
         ends.append(sorted([*end["model"].items(), *buffers], key=lambda pair: pair[0]))
     assert_all_equal("the end", ends[0], ends[1], training.tolerance)
     return sum(tensor.numel() for _, tensor in ends[0])

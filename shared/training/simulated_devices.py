@@ -28,11 +28,11 @@ class Link:
 
     def through(self, device: int) -> dict[str, int]:
         """{what: bytes} of all that went into or out of ``device``."""
-        found: Counter = Counter()
+        totals: Counter = Counter()
         for (what, source, target), size in self.transfers.items():
             if device in (source, target):
-                found[what] += size
-        return dict(found)
+                totals[what] += size
+        return dict(totals)
 
 
 class _Transfer(torch.autograd.Function):

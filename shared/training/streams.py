@@ -51,7 +51,7 @@ class Device:
         """
         begun = self.host
         self.host += self.launch_s if host_s is None else host_s
-        start = max([begun, self.free[stream], *(one.end for one in after)])
+        start = max([begun, self.free[stream], *(earlier.end for earlier in after)])
         work = Work(stream, what, start, max(start + seconds, self.host))
         self.free[stream] = work.end
         self.works.append(work)
@@ -80,5 +80,5 @@ class Device:
     @property
     def spans(self) -> list[Span]:
         """For a picture: the work that takes time, in the order of its beginning."""
-        spans = [Span(0, one.stream, one.what, one.start, one.end) for one in self.works]
-        return sorted((one for one in spans if one.end > one.start), key=lambda span: span.start)
+        spans = [Span(0, work.stream, work.what, work.start, work.end) for work in self.works]
+        return sorted((span for span in spans if span.end > span.start), key=lambda span: span.start)

@@ -109,7 +109,7 @@ ANSWERS = [
         "Counts what no rank used as zeros: weight decay moves it.",
         "has changed, though no rank used it",
         (
-            "for p, owner, one in zip(self.params, self.owner, used, strict=True) if one",
+            "for p, owner, flag in zip(self.params, self.owner, used, strict=True) if flag",
             "for p, owner in zip(self.params, self.owner, strict=True)",
         ),
     ),

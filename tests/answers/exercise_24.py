@@ -4,19 +4,19 @@ from tests.answers import right, wrong
 
 FORWARD = "rpc.rpc_sync(stage.owner(), forward, args=(stage, x))"
 PARAMETERS = "stage.local_value().named_parameters()"
-FOUND = "found = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]"
+GRADS = "grads = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]"
 
 ANSWERS = [
     wrong(
         "Copies each stage, and runs the copy.",
         "ran 1 times on its owner, worker0; 3 ranks used it",
-        (PARAMETERS, f"{PARAMETERS} if parameter in found"),
+        (PARAMETERS, f"{PARAMETERS} if parameter in gradients"),
         (FORWARD, "stage.to_here()(x)"),
     ),
     wrong(
         "Sends the input of a stage without its history.",
         "backward waits for a gradient that nobody sends",
-        (PARAMETERS, f"{PARAMETERS} if parameter in found"),
+        (PARAMETERS, f"{PARAMETERS} if parameter in gradients"),
         ("stage, x)", "stage, x.detach())"),
     ),
     wrong(
@@ -53,12 +53,12 @@ ANSWERS = [
     wrong(
         "Asks for the gradients when the context has ended.",
         "the context had ended: backward and the reading of gradients both belong inside",
-        (f"    {FOUND}\nreturn loss.item(), found", f"{FOUND}\nreturn loss.item(), found"),
+        (f"    {GRADS}\nreturn loss.item(), grads", f"{GRADS}\nreturn loss.item(), grads"),
     ),
     wrong(
         "Reads .grad.",
         "stage 0, gradient of layer.weight is None: nothing is kept in .grad here",
-        ("name: found[parameter] for", "name: parameter.grad for"),
+        ("name: gradients[parameter] for", "name: parameter.grad for"),
     ),
     wrong(
         "The first call of each reference goes out through rpc_async of the reference.",
@@ -74,10 +74,10 @@ ANSWERS = [
         "The loss in two parts, and a return inside of the context.",
         ("F.cross_entropy(x, y)", "F.nll_loss(torch.log_softmax(x, dim=1), y)"),
         (
-            FOUND,
+            GRADS,
             """
-            found = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]
-            return float(loss), found
+            grads = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]
+            return float(loss), grads
             """,
         ),
     ),
@@ -85,10 +85,10 @@ ANSWERS = [
         "remote and to_here instead of rpc_sync, gradients asked for all at once.",
         (FORWARD, "rpc.remote(stage.owner(), forward, args=(stage, x)).to_here()"),
         (
-            FOUND,
+            GRADS,
             """
             calls = [rpc.rpc_async(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]
-            found = torch.futures.wait_all(calls)
+            grads = torch.futures.wait_all(calls)
             """,
         ),
     ),

@@ -36,7 +36,7 @@ ANSWERS = [
     wrong(
         "Takes what is cheapest.",
         "dollars pay for",
-        ("affordable, key=lambda one: one[0]", "affordable, key=lambda one: one[2].dollars"),
+        ("affordable, key=lambda option: option[0]", "affordable, key=lambda option: option[2].dollars"),
     ),
     wrong(
         "Takes one node.",
@@ -56,7 +56,7 @@ ANSWERS = [
             plans, _ = propose(replace(training, gpus=gpus))
             affordable = [one for one in plans if one.dollars <= dollars]
             if affordable:
-                return gpus, min(affordable, key=lambda one: one.days)
+                return gpus, min(affordable, key=lambda plan: plan.days)
             gpus //= 2
         """,
     ),

@@ -20,8 +20,8 @@ FAULTS: list[Fault] = [
     Fault("12_tokens", "op=dist.ReduceOp.MIN", "op=dist.ReduceOp.MAX", "list index out of range"),
     Fault(
         "12_token_mean",
-        "for one in everyone) / count(everyone)",
-        "for one in everyone) / len(everyone)",
+        "for micro_batch in everyone) / count(everyone)",
+        "for micro_batch in everyone) / len(everyone)",
         "DDP 0.weight: differs by",
     ),
     Fault(

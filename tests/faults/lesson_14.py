@@ -19,7 +19,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "14_power_sgd",
-        "self.errors[p] = matrix - one @ own_q.T",
+        "self.errors[p] = matrix - basis @ own_q.T",
         "self.errors[p] = torch.zeros_like(matrix)",
         "PowerSGD, step 3: gradient",
     ),

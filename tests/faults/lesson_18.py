@@ -35,8 +35,8 @@ FAULTS: list[Fault] = [
     Fault("18_zero_1", "ReduceOp.AVG", "ReduceOp.SUM", "ZeRO-1, SGD with momentum, 2", run="18_by_hand"),
     Fault(
         "18_zero_1",
-        '[p for p in one["params"] if p.requires_grad]',
-        'list(one["params"])',
+        '[p for p in param_group["params"] if p.requires_grad]',
+        'list(param_group["params"])',
         "all-reduce: gradients 1.25 S",
         run="18_by_hand",
     ),

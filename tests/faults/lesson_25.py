@@ -5,8 +5,8 @@ from tests.faults import Fault
 FAULTS: list[Fault] = [
     Fault(
         "25_profile",
-        'if step["ts"] <= one["ts"] < end]',
-        'if one["ts"] < end]',
+        'if step["ts"] <= event["ts"] < end]',
+        'if event["ts"] < end]',
         "numbers, the model has",
     ),
     Fault(
@@ -19,8 +19,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "25_reader",
-        "found[-1] = (found[-1][0], max(found[-1][1], end))",
-        "found[-1] = (found[-1][0], end)",
+        "joined[-1] = (joined[-1][0], max(joined[-1][1], end))",
+        "joined[-1] = (joined[-1][0], end)",
         "'compute': 35.0",
         run="25_known",
         ranks=0,

@@ -45,28 +45,28 @@ def section_problems(notebook: NotebookNode) -> list[str]:
         for level, title in headings(cell.source)
         if level == 2
     ]
-    found, position = [], 0
+    problems, position = [], 0
     for section in SECTIONS:
         places = [index for index, title in enumerate(titles) if section in title]
         if not places:
-            found.append(f"there is no section {section!r}")
+            problems.append(f"there is no section {section!r}")
         elif places[-1] < position:
-            found.append(f"section {section!r} stands too early")
+            problems.append(f"section {section!r} stands too early")
         else:
             position = next(place for place in places if place >= position)
-    return found
+    return problems
 
 
 def set_up_problems(notebook: NotebookNode) -> list[str]:
     code = cells_of(notebook, "code")
-    found = []
+    problems = []
     if not code or code[0].source != SET_UP:
-        found.append("the first code cell is not the set-up")
+        problems.append("the first code cell is not the set-up")
     if len(code) < 2 or "parameters" not in code[1].metadata.get("tags", []):
-        found.append("the second code cell is not tagged `parameters`")
+        problems.append("the second code cell is not tagged `parameters`")
     elif not re.search(r"^WORLD_SIZE = \d+", code[1].source, re.MULTILINE):
-        found.append("the cell tagged `parameters` does not set WORLD_SIZE")
-    return found
+        problems.append("the cell tagged `parameters` does not set WORLD_SIZE")
+    return problems
 
 
 def length_problems(notebook: NotebookNode) -> list[str]:
@@ -90,18 +90,18 @@ def folded_problems(notebook: NotebookNode) -> list[str]:
 
 
 def image_problems(notebook: NotebookNode) -> list[str]:
-    found = []
+    problems = []
     for cell in cells_of(notebook, "markdown"):
         for match in IMAGE.finditer(FENCE.sub("", cell.source)):
             alt = match["alt"] or re.search(r"""\balt=(["'])\s*\S.*?\1""", match["attributes"] or "")
             if not alt:
-                found.append(f"an image has no alt text: {match[0]}")
-    return found
+                problems.append(f"an image has no alt text: {match[0]}")
+    return problems
 
 
 def starting_problems(notebook: NotebookNode) -> list[str]:
     """A lesson starts processes in one way only: a line that begins with ``!``."""
-    found = []
+    forbidden = []
     for node in _nodes(notebook):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -116,20 +116,20 @@ def starting_problems(notebook: NotebookNode) -> list[str]:
                 names = [f"%{node.args[0].value}"] if node.args[0].value in FORBIDDEN_MAGICS else []
         else:
             continue
-        found += [name for name in names if name.startswith("%") or name in FORBIDDEN_CALLS]
-        found += [name for name in names if name.startswith(FORBIDDEN_MODULES)]
-    return [f"a cell uses {name}; start processes with `!`" for name in found]
+        forbidden += [name for name in names if name.startswith("%") or name in FORBIDDEN_CALLS]
+        forbidden += [name for name in names if name.startswith(FORBIDDEN_MODULES)]
+    return [f"a cell uses {name}; start processes with `!`" for name in forbidden]
 
 
 def brace_problems(notebook: NotebookNode) -> list[str]:
     """IPython leaves a whole ``!`` line as it is when a single brace in it cannot be expanded."""
     known = {node.id for node in _nodes(notebook) if isinstance(node, ast.Name)}
-    found = []
+    problems = []
     for line in shell_lines(notebook):
         for brace in BRACES.findall(line):
             if brace[1:-1] not in known:
-                found.append(f"{brace} in `!{line}` is not the name of a variable alone")
-    return found
+                problems.append(f"{brace} in `!{line}` is not the name of a variable alone")
+    return problems
 
 
 def shell_lines(notebook: NotebookNode) -> list[str]:

@@ -32,14 +32,14 @@ def docstring_of(path: Path) -> str:
 
 def docstring_problems(path: Path, notebook: str) -> list[str]:
     lines = docstring_of(path).splitlines()
-    found = []
+    problems = []
     if not lines or lines[0].startswith("Run it:"):
-        found.append(f"{path.name} does not say what it is")
+        problems.append(f"{path.name} does not say what it is")
     if not any(line.startswith("Run it:") and f"labs/{path.name}" in line.split() for line in lines):
-        found.append(f"{path.name} has no line `Run it: ... labs/{path.name}`")
+        problems.append(f"{path.name} has no line `Run it: ... labs/{path.name}`")
     if f"Written by:  notebooks/{notebook}" not in lines:
-        found.append(f"{path.name} has no line `Written by:  notebooks/{notebook}`")
-    return found
+        problems.append(f"{path.name} has no line `Written by:  notebooks/{notebook}`")
+    return problems
 
 
 def command_of(path: Path) -> list[str]:
@@ -135,37 +135,37 @@ def import_problems(path: Path) -> list[str]:
 
 def lab_problems(lesson: Lesson, root: Path) -> list[str]:
     """All that is wrong with the labs of a lesson."""
-    found = [] if lesson.labs else ["there is no lab"]
+    problems = [] if lesson.labs else ["there is no lab"]
     for name in lesson.labs:
         path = root / name
-        found += docstring_problems(path, lesson.path.name)
-        found += import_problems(path)
+        problems += docstring_problems(path, lesson.path.name)
+        problems += import_problems(path)
         if starts_with_torchrun(path):
-            found += runner_problems(path)
-    return found + plain_problems(lesson, root)
+            problems += runner_problems(path)
+    return problems + plain_problems(lesson, root)
 
 
 def exercises_problems(lesson: Lesson, root: Path) -> list[str]:
     """All that is wrong with the exercises of a lesson."""
-    found = [] if lesson.exercises else ["there is no exercise"]
+    problems = [] if lesson.exercises else ["there is no exercise"]
     for name in lesson.exercises:
-        found += exercise_problems(Path(name).parent.name, root)
-        found += import_problems(root / name)
-    return found
+        problems += exercise_problems(Path(name).parent.name, root)
+        problems += import_problems(root / name)
+    return problems
 
 
 def exercise_problems(name: str, root: Path) -> list[str]:
     """``name`` is that of the exercise's folder, such as ``05_reduce_scatter``."""
     folder = root / "labs" / "exercises" / name
-    found = []
+    problems = []
     solution = folder / "solution.py"
     if not solution.is_file():
-        found.append(f"{name} has no solution")
+        problems.append(f"{name} has no solution")
     else:
         lines = [line.strip() for line in solution.read_text(encoding="utf-8").splitlines()]
         marks = [line for line in lines if line in (BEGIN, END)]
         if not marks or marks != [BEGIN, END] * (len(marks) // 2):
-            found.append(f"{name}: the marks in its solution are not pairs of begin and end")
+            problems.append(f"{name}: the marks in its solution are not pairs of begin and end")
     if not (folder / "check.py").is_file():
-        found.append(f"{name} has no check")
-    return found
+        problems.append(f"{name} has no check")
+    return problems

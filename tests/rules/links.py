@@ -31,17 +31,17 @@ def anchors(path: Path) -> set[str]:
 
 
 def link_problems(path: Path, root: Path) -> list[str]:
-    found = []
+    problems = []
     text = CODE.sub("", FENCE.sub("", markdown_of(path)))
-    for target in [one or other for one, other in LINK.findall(text)]:
+    for target in [in_markdown or in_html for in_markdown, in_html in LINK.findall(text)]:
         if ELSEWHERE.match(target):
             continue
         name, _, anchor = unquote(target).partition("#")
         file = (path.parent / name).resolve() if name else path.resolve()
         if not file.exists():
-            found.append(f"{path.name} links to {target}, which does not exist")
+            problems.append(f"{path.name} links to {target}, which does not exist")
         elif not file.is_relative_to(root.resolve()):
-            found.append(f"{path.name} links to {target}, which is outside of the course")
+            problems.append(f"{path.name} links to {target}, which is outside of the course")
         elif anchor and file.suffix in (".ipynb", ".md") and anchor not in anchors(file):
-            found.append(f"{path.name} links to {target}, but there is no such heading")
-    return found
+            problems.append(f"{path.name} links to {target}, but there is no such heading")
+    return problems

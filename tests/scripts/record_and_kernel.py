@@ -94,19 +94,19 @@ def from_cpp(group: Group) -> dict[str, list]:
     x = torch.ones(2, 10, dtype=torch.float64) * group.rank
     with record() as log:
         ddp(x).sum().backward()
-    found = {"DDP": seen(log)}
+    calls = {"DDP": seen(log)}
     with ddp.no_sync(), record() as log:
         ddp(x).sum().backward()
-    found["DDP, no_sync"] = seen(log)
+    calls["DDP, no_sync"] = seen(log)
     unit = fully_shard(nn.Linear(8, 3, bias=False))
     with record() as log:
         unit(torch.ones(2, 8)).sum().backward()
-    found["FSDP"] = seen(log)
+    calls["FSDP"] = seen(log)
     summand = DTensor.from_local(torch.ones(5), unit.weight.device_mesh, [Partial()])
     with record() as log:
         summand.relu()  # needs the sum: DTensor calls for it inside of the operation
-    found["DTensor"] = seen(log)
-    return found
+    calls["DTensor"] = seen(log)
+    return calls
 
 
 def with_marks() -> list[str]:
@@ -133,20 +133,20 @@ def differing(group: Group) -> str:
 
 def main() -> None:
     with process_group() as group:
-        found: dict = {name: both(call) for name, call in ways(group).items()}
+        results: dict = {name: both(call) for name, call in ways(group).items()}
         pair = dist.new_group([0, 2])
         with record() as log:
             if group.rank != 1:
                 dist.broadcast(torch.ones(5), src=2, group=pair)
-        found["of a pair"] = seen(log)
+        results["of a pair"] = seen(log)
         with record() as log:
             dist.all_gather_object([None] * group.world_size, "text")
-        found["object"] = [call.op for call in log.calls]
-        found["hooks"] = from_cpp(group)
-        found["marks"] = with_marks()
+        results["object"] = [call.op for call in log.calls]
+        results["hooks"] = from_cpp(group)
+        results["marks"] = with_marks()
         assert_same_on_every_rank("equal", [("ones", torch.ones(3))])
-        found["differing"] = differing(group)
-        record_results("record_and_kernel", found)
+        results["differing"] = differing(group)
+        record_results("record_and_kernel", results)
 
 
 if __name__ == "__main__":

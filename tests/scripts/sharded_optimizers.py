@@ -54,10 +54,10 @@ def train(kind: type, stage: int, group: Group, members: list[int], max_norm: fl
     for p, q in zip(net.parameters(), alone.parameters(), strict=True):  # those that nobody optimizes
         if p.dim() == 1:
             p.data.copy_(q)
-    schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (ours, plain)]
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7) for optimizer in (ours, plain)]
     for step in range(5):
-        for one, optimizer in ((net, ours), (alone, plain)):
-            one.second.weight.requires_grad_(step != 2)
+        for model, optimizer in ((net, ours), (alone, plain)):
+            model.second.weight.requires_grad_(step != 2)
             optimizer.zero_grad()
         for part in range(2 if step == 1 else 1):
             (sum(loss_of(alone, r, step + part) for r in members) / n).backward()
@@ -77,7 +77,7 @@ def train(kind: type, stage: int, group: Group, members: list[int], max_norm: fl
             fresh.add_param_group({"params": matrices(alone)[4:]})
             fresh.load_state_dict(whole[0])
             ours.load_state_dict(plain.state_dict())
-            schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (ours, fresh)]
+            schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7) for optimizer in (ours, fresh)]
             plain = fresh
 
 

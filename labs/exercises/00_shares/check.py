@@ -34,7 +34,7 @@ def share(answer: ModuleType, rank: int, world_size: int, items: int) -> list[in
 def compare(shares: list[list[int]], items: int) -> None:
     """Raise ``Wrong`` unless ``shares``, one for each rank, hold each of ``items`` items once and evenly."""
     case = f"of {items} items with world size {len(shares)}"
-    taken = sorted(index for one in shares for index in one)
+    taken = sorted(index for indices in shares for index in indices)
     outside = [index for index in taken if not 0 <= index < items]
     if outside:
         raise Wrong(f"{case}, number {outside[0]} was taken, but there is no such item")
@@ -44,7 +44,7 @@ def compare(shares: list[list[int]], items: int) -> None:
     for index, after in zip(taken, taken[1:], strict=False):
         if index == after:
             raise Wrong(f"{case}, number {index} is taken more than once")
-    sizes = [len(one) for one in shares]
+    sizes = [len(indices) for indices in shares]
     if max(sizes) - min(sizes) > 1:
         raise Wrong(f"{case}, the ranks take {sizes}: no rank should have two more than another")
 
@@ -56,7 +56,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         shares: list[list[int]] = [None] * group.world_size
         dist.all_gather_object(shares, mine)
         compare(shares, items)
-        sizes[items] = [len(one) for one in shares]
+        sizes[items] = [len(indices) for indices in shares]
         for world_size in WORLD_SIZES:
             compare([share(answer, rank, world_size, items) for rank in range(world_size)], items)
     return f"{ITEMS[0]} images in shares of {sizes[ITEMS[0]]}, each image exactly once. Well done."

@@ -21,31 +21,31 @@ VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
 def by_counting(agents: list[tuple[str, int, int]]) -> list[tuple[int, ...]]:
     """The numbers of all processes, one after another."""
     world_size = sum(size for _, _, size in agents)
-    found = []
+    processes = []
     for group_rank, (_, _, size) in enumerate(sorted(agents)):
         for local_rank in range(size):
-            found.append((len(found), local_rank, group_rank, world_size))
-    return found
+            processes.append((len(processes), local_rank, group_rank, world_size))
+    return processes
 
 
 def compare(title: str, agents: list[tuple[str, int, int]], answer: object) -> None:
     """Raise ``Wrong`` unless ``answer`` lists the processes of these agents."""
     if not isinstance(answer, list):
         raise Wrong(f"all_ranks returned a {type(answer).__name__}, expected a list of tuples")
-    for index, one in enumerate(answer):
-        if not isinstance(one, tuple):
-            raise Wrong(f"all_ranks returned a list of {type(one).__name__}s, expected a list of tuples")
-        if len(one) != len(FIELDS):
-            raise Wrong(f"{title}: entry {index} holds {len(one)} values, expected {', '.join(FIELDS)}")
-        for name, number in zip(FIELDS, one, strict=True):
+    for index, entry in enumerate(answer):
+        if not isinstance(entry, tuple):
+            raise Wrong(f"all_ranks returned a list of {type(entry).__name__}s, expected a list of tuples")
+        if len(entry) != len(FIELDS):
+            raise Wrong(f"{title}: entry {index} holds {len(entry)} values, expected {', '.join(FIELDS)}")
+        for name, number in zip(FIELDS, entry, strict=True):
             if isinstance(number, bool) or not isinstance(number, Integral):
                 kind = type(number).__name__
                 raise Wrong(f"{title}: entry {index} has {name} {number!r}, a {kind}; expected an int")
     expected = by_counting(agents)
     if len(answer) != len(expected):
         raise Wrong(f"{title}: {len(answer)} processes are listed, expected {len(expected)}")
-    for index, (one, right) in enumerate(zip(answer, expected, strict=True)):
-        for name, number, wanted in zip(FIELDS, one, right, strict=True):
+    for index, (entry, right) in enumerate(zip(answer, expected, strict=True)):
+        for name, number, wanted in zip(FIELDS, entry, right, strict=True):
             if number != wanted:
                 raise Wrong(f"{title}: entry {index} has {name} {number}, expected {wanted}")
 

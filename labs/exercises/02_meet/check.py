@@ -171,14 +171,14 @@ def problem_of_one(found: object) -> str | None:
 def problem_of_all(found: tuple[int, list[str]], everyone: list[tuple], rank: int) -> str | None:
     """What is wrong with what this rank found, given what all of them found."""
     n = len(everyone)
-    ranks = sorted(one[0] for one in everyone)
+    ranks = sorted(outcome[0] for outcome in everyone)
     if ranks != list(range(n)):
         return f"{n} processes took the ranks {ranks}, expected {list(range(n))}"
     if sorted(found[1]) != [address_of(r) for r in range(n)]:
         return f"the addresses are {found[1]}, expected one of each of the {n} processes"
     if found[1][found[0]] != address_of(rank):
         return f"{NAMES[rank]} has rank {found[0]}, but its address stands in another place"
-    if any(list(one[1]) != list(found[1]) for one in everyone):
+    if any(list(outcome[1]) != list(found[1]) for outcome in everyone):
         return "the processes do not agree on who has which rank"
     return None
 
@@ -195,14 +195,14 @@ def everybody_comes(answer: ModuleType, group: Group, meeting: Meeting, late: bo
     if late and rank == n - 1:
         time.sleep(LATE_S)
         arrivals.set("the late one", "came")
-    found = attempt(answer, meeting, store, rank, list(NAMES[:n]))
-    problem = problem_of_one(found)
+    outcome = attempt(answer, meeting, store, rank, list(NAMES[:n]))
+    problem = problem_of_one(outcome)
     if problem is None and late and not arrivals.check(["the late one"]):
         problem = f"went on before {NAMES[n - 1]} had come"
     everyone = [None] * n
-    dist.all_gather_object(everyone, None if problem else found)
+    dist.all_gather_object(everyone, None if problem else outcome)
     if problem is None and None not in everyone:
-        problem = problem_of_all(found, everyone, rank)
+        problem = problem_of_all(outcome, everyone, rank)
     problems = [None] * n
     dist.all_gather_object(problems, problem)
     if problem:
@@ -213,17 +213,17 @@ def everybody_comes(answer: ModuleType, group: Group, meeting: Meeting, late: bo
 def some_are_missing(answer: ModuleType, group: Group, meeting: Meeting) -> None:
     """Those in ``ABSENT`` never come: after one timeout in all, the error names them and nobody else."""
     present = NAMES[: group.world_size]
-    found = attempt(answer, meeting, meeting.store, group.rank, [*present, *ABSENT])
-    if not isinstance(found, TimeoutError):
-        what = f"raised {type(found).__name__}" if isinstance(found, Exception) else "returned"
+    ending = attempt(answer, meeting, meeting.store, group.rank, [*present, *ABSENT])
+    if not isinstance(ending, TimeoutError):
+        what = f"raised {type(ending).__name__}" if isinstance(ending, Exception) else "returned"
         raise Wrong(f"{len(ABSENT)} did not come, and meet {what}; expected is TimeoutError")
-    named = [name for name in (*present, *ABSENT) if re.search(rf"\b{name}\b", str(found))]
+    named = [name for name in (*present, *ABSENT) if re.search(rf"\b{name}\b", str(ending))]
     unnamed = [name for name in ABSENT if name not in named]
     blamed = [name for name in present if name in named]
     if unnamed:
-        raise Wrong(f"{unnamed[-1]} did not come, but the error does not say so: {str(found)!r}")
+        raise Wrong(f"{unnamed[-1]} did not come, but the error does not say so: {str(ending)!r}")
     if blamed:
-        raise Wrong(f"the error names {blamed[-1]}, who came: {str(found)!r}")
+        raise Wrong(f"the error names {blamed[-1]}, who came: {str(ending)!r}")
 
 
 def verify(answer: ModuleType, group: Group) -> str:

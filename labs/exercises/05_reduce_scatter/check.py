@@ -34,14 +34,14 @@ def who_is_in(value: float, index: int, n: int) -> str:
     quotient = value / (index + 1)
     if quotient != quotient // 1 or not 0 <= quotient < BASE**n:
         return f"it is {value:g}, expected {(index + 1) * sum(BASE**rank for rank in range(n)):g}"
-    found = []
+    problems = []
     for rank in range(n):
         times = int(quotient) // BASE**rank % BASE
         if times == 0:
-            found.append(f"the numbers of rank {rank} are missing")
+            problems.append(f"the numbers of rank {rank} are missing")
         elif times > 1:
-            found.append(f"those of rank {rank} are in it {times} times")
-    return ", ".join(found)
+            problems.append(f"those of rank {rank} are in it {times} times")
+    return ", ".join(problems)
 
 
 def check_form(result: object, expected: torch.Tensor) -> None:

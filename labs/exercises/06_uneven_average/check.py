@@ -137,7 +137,7 @@ def check_training(answer: ModuleType, group: Group) -> int:
     """``train_step``, several times in a row beside one process. Returns the number of steps."""
     model, alone = build(group), build(group)
     optimizer, alone_optimizer = [
-        torch.optim.SGD(one.parameters(), lr=0.5, momentum=0.9, weight_decay=1e-2) for one in (model, alone)
+        torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9, weight_decay=1e-2) for net in (model, alone)
     ]
     first = 0
     cases = shares(group)

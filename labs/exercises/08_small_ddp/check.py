@@ -51,8 +51,8 @@ class Net(nn.Module):
 
 def named(net: nn.Module) -> dict[str, torch.Tensor]:
     """{such as "parameter first.weight": tensor}."""
-    found = {f"parameter {name}": tensor for name, tensor in net.named_parameters()}
-    return found | {f"buffer {name}": tensor for name, tensor in net.named_buffers()}
+    tensors = {f"parameter {name}": tensor for name, tensor in net.named_parameters()}
+    return tensors | {f"buffer {name}": tensor for name, tensor in net.named_buffers()}
 
 
 def verify_start(answer: ModuleType, group: Group) -> tuple[nn.Module, int]:

@@ -136,14 +136,14 @@ def verify_parity(
 
 def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
     """Raise ``Wrong``, on all ranks, unless all gradients of all ranks are those of one process."""
-    found = ""
+    message = ""
     for (name, p), truth in zip(ours.named_parameters(), alone.parameters(), strict=True):
         problem = problem_of(p.grad, truth.grad)
         if problem:
-            found = f"{told}: on rank {group.rank} the gradient of {name} {problem}"
+            message = f"{told}: on rank {group.rank} the gradient of {name} {problem}"
             break
     everyones = [""] * group.world_size
-    dist.all_gather_object(everyones, found)
+    dist.all_gather_object(everyones, message)
     for problem in everyones:
         if problem:
             raise Wrong(problem)

@@ -168,8 +168,8 @@ def save_in_child(answer: ModuleType, data: bytes, latest: Path, kill_at: int | 
     child = os.fork()
     if child == 0:
         signal.alarm(LIMIT_S)
-        said = Watch(answer, latest, kill_at).save(answer, data)
-        report.write_text(json.dumps(said))
+        result = Watch(answer, latest, kill_at).save(answer, data)
+        report.write_text(json.dumps(result))
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == -signal.SIGALRM:
@@ -191,8 +191,8 @@ def complete_save(
     if report["error"]:
         raise Wrong(f"{when}: {report['error']}")
     if left_at(latest) != f"holds save {data[0]}" or left_at(previous) != before:
-        found = f"latest.pt {left_at(latest)}, previous.pt {left_at(previous)}"
-        raise Wrong(f"{when}: {found}; expected are {data[0]} and {before.removeprefix('holds save ')}")
+        contents = f"latest.pt {left_at(latest)}, previous.pt {left_at(previous)}"
+        raise Wrong(f"{when}: {contents}; expected are {data[0]} and {before.removeprefix('holds save ')}")
     if report["faults"]:
         raise Wrong(f"{when}: {report['faults'][0]}")
     return report

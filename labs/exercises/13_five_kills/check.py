@@ -47,11 +47,11 @@ class Ledger:
 
     def files_now(self) -> dict[str, tuple[int, int]]:
         """What lies in the folder, and when each file was written: a save makes a new one."""
-        found = {}
+        files = {}
         for path in self.folder.iterdir():
             status = path.stat()
-            found[path.name] = (status.st_ino, status.st_mtime_ns)
-        return found
+            files[path.name] = (status.st_ino, status.st_mtime_ns)
+        return files
 
 
 class Run:
@@ -109,8 +109,8 @@ class Run:
             raise Wrong("after a kill the run starts at step 1 again, although there is a snapshot")
         fits = [s for s, (w, _) in enumerate(ledger.unbroken) if (w - weights).abs().max() < 1e-12]
         if fits != [step - 1]:
-            found = f"those after step {fits[0]}" if fits else "those of no step at all"
-            raise Wrong(f"step {step} wants the weights after step {step - 1}, but gets {found}")
+            actual = f"those after step {fits[0]}" if fits else "those of no step at all"
+            raise Wrong(f"step {step} wants the weights after step {step - 1}, but gets {actual}")
         if (momentum - ledger.unbroken[step - 1][1]).abs().max() > 1e-12:
             raise Wrong(f"step {step} has the right weights, but not the momentum after step {step - 1}")
         ledger.clock += 1

@@ -105,9 +105,9 @@ def run_it(schedule: Callable, group: Group) -> None:
 
 def verify(answer: ModuleType, group: Group) -> str:
     here = (group.world_size, 2 * group.world_size)  # as ``run_it`` runs it
-    found = {case: judge(answer.schedule, *case) for case in [*CASES, here]}
+    results = {case: judge(answer.schedule, *case) for case in [*CASES, here]}
     run_it(answer.schedule, group)
-    share, held = found[4, 8]
+    share, held = results[4, 8]
     ours = length_by_flops(plan_of(answer.schedule, 4, 8), 8)
     lab = load_file(LAB)
     theirs = length_by_flops([lab.one_f_one_b(rank, 4, 8) for rank in range(4)], 8)

@@ -91,16 +91,16 @@ def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
         raise Wrong(f"the parameters are {sorted(parameters)}, expected {sorted(CUT)}")
     for name in CUT:
         expected = part_of(name, whole_of(whole, name).detach(), group)
-        found = parameters[name].detach()
-        if found.shape != expected.shape:
-            raise Wrong(f"{name} is {tuple(found.shape)}, expected is {tuple(expected.shape)}")
+        parameter = parameters[name].detach()
+        if parameter.shape != expected.shape:
+            raise Wrong(f"{name} is {tuple(parameter.shape)}, expected is {tuple(expected.shape)}")
         dim = CUT[name]
         guesses = {}
         if dim is not None:
             indices = torch.arange(group.rank, whole_of(whole, name).shape[dim], group.world_size)
             strided = whole_of(whole, name).detach().index_select(dim, indices.to(group.device))
             guesses["holds each N-th hidden number; expected are consecutive ones"] = strided
-        compare(name, found, expected, guesses)
+        compare(name, parameter, expected, guesses)
         held = parameters[name].untyped_storage().nbytes()
         if held != parameters[name].nbytes:
             raise Wrong(f"{name} is a view: it keeps {held} bytes alive for its {parameters[name].nbytes}")

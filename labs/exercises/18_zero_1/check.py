@@ -104,15 +104,15 @@ def gradients_of(net: Net) -> dict[str, torch.Tensor | None]:
 def compare(what: str, net: Net, alone: Net, guesses: dict[str, dict[str, torch.Tensor]]) -> None:
     """Raise ``Wrong`` unless the parameters are equal. ``guesses``: {what was wrong: values it leads to}."""
     expected = values(alone)
-    for name, found in values(net).items():
+    for name, value in values(net).items():
         try:
-            assert_equal(name, found, expected[name], TOLERANCE)
+            assert_equal(name, value, expected[name], TOLERANCE)
         except ParityError as error:
             if name.startswith("spare"):
                 raise Wrong(f"{what}: {name} has changed, though no rank used it: leave it alone") from None
             for guess, wrong in guesses.items():
-                if found.dtype == wrong[name].dtype and torch.allclose(
-                    found, wrong[name], rtol=0, atol=TOLERANCE
+                if value.dtype == wrong[name].dtype and torch.allclose(
+                    value, wrong[name], rtol=0, atol=TOLERANCE
                 ):
                     raise Wrong(f"{what}: {name} {guess}") from None
             hint = "; is a parameter cut in pieces? It looks at whole matrices" if "Adafactor" in what else ""

@@ -52,7 +52,7 @@ class ZeRO1:
         times the bytes of the trainable parameters.
         """
         used = self.used()
-        owner_of = {p: owner for p, owner, one in zip(self.params, self.owner, used, strict=True) if one}
+        owner_of = {p: owner for p, owner, flag in zip(self.params, self.owner, used, strict=True) if flag}
         raise NotImplementedError  # your turn: replace this line
 
     def zero_grad(self) -> None:

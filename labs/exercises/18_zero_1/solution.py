@@ -60,7 +60,7 @@ class ZeRO1:
         times the bytes of the trainable parameters.
         """
         used = self.used()
-        owner_of = {p: owner for p, owner, one in zip(self.params, self.owner, used, strict=True) if one}
+        owner_of = {p: owner for p, owner, flag in zip(self.params, self.owner, used, strict=True) if flag}
         # solution: begin
         for p, owner in owner_of.items():
             gradient = torch.zeros_like(p) if p.grad is None else p.grad

@@ -102,17 +102,17 @@ def freed(moment: str, name: str, module: nn.Module) -> None:
 def bytes_beside_shard(unit: object) -> int:
     """Of all tensors that are attributes of the unit, also in lists and dicts, but its shard and gradient."""
     own = {t.untyped_storage().data_ptr() for t in (unit.shard, unit.shard.grad) if t is not None}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     todo: list = [vars(unit)]
     while todo:
-        one = todo.pop()
-        if isinstance(one, dict):
-            todo += one.values()
-        elif isinstance(one, list | tuple | set):
-            todo += one
-        elif torch.is_tensor(one) and one.untyped_storage().data_ptr() not in own:
-            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-    return sum(found.values())
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list | tuple | set):
+            todo += value
+        elif torch.is_tensor(value) and value.untyped_storage().data_ptr() not in own:
+            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return sum(sizes.values())
 
 
 def look_at_start(name: str, unit: object, module: nn.Module, expected: torch.Tensor) -> None:

@@ -208,11 +208,11 @@ class Sequence:
 
     def are_of_one_chunk(self, own: torch.Tensor, lse: torch.Tensor) -> bool:
         """Whether each number in ``lse`` is the logsumexp of a query's scores with one chunk of keys."""
-        found = torch.zeros_like(lse, dtype=torch.bool)
+        matches = torch.zeros_like(lse, dtype=torch.bool)
         for columns in self.positions.chunk(2 * self.ranks):
             scores = scores_of(self.q[..., own, :], self.k[..., columns, :], causal(own, columns))
-            found |= torch.isclose(lse, scores.logsumexp(-1), rtol=0, atol=TOLERANCE)
-        return bool(found.all())
+            matches |= torch.isclose(lse, scores.logsumexp(-1), rtol=0, atol=TOLERANCE)
+        return bool(matches.all())
 
     def gradients(self, queries: torch.Tensor, keys: torch.Tensor, lse: torch.Tensor) -> Tensors:
         """What the queries at these positions and these keys give to the gradients of q, k and v."""
@@ -252,9 +252,9 @@ def check_weights(answer: ModuleType, whole: Sequence) -> None:
     for columns in (whole.positions[:CHUNK], rows):
         k = whole.k[..., columns, :]
         scores = scores_of(q, k, causal(rows, columns))
-        found = answer.weights_of(q, k, lse, columns is rows)
+        weights = answer.weights_of(q, k, lse, columns is rows)
         guesses = {"add up to 1 over one block: the logsumexp is that of all keys": scores.softmax(-1)}
-        compare("weights_of: the weights", found, (scores - lse.unsqueeze(-1)).exp(), guesses)
+        compare("weights_of: the weights", weights, (scores - lse.unsqueeze(-1)).exp(), guesses)
 
 
 def check_backward(answer: ModuleType, group: Group, whole: Sequence) -> int:
@@ -265,12 +265,14 @@ def check_backward(answer: ModuleType, group: Group, whole: Sequence) -> int:
     before = [tensor.clone() for tensor in given.values()]
     with record() as log, late_messages() as launched:
         result = answer.ring_backward(*given.values())
-    found = tensors_of("ring_backward", result, ("the gradients of q", "k", "v"))
+    gradients = tensors_of("ring_backward", result, ("the gradients of q", "k", "v"))
     check_unchanged("ring_backward", given, before)
     most = 2 * whole.ranks * (given["k"].nbytes + given["v"].nbytes)
     check_messages("ring_backward", log, launched, most, group)
     expected = whole.gradients(whole.positions, whole.positions, whole.lse)
-    shares = [whole.gradients(own, whole.held_by(one), whole.lse[..., own]) for one in range(whole.ranks)]
+    shares = [
+        whole.gradients(own, whole.held_by(source), whole.lse[..., own]) for source in range(whole.ranks)
+    ]
     for which, name in enumerate("qkv"):
         guesses = {}
         if name != "q":
@@ -285,7 +287,7 @@ def check_backward(answer: ModuleType, group: Group, whole: Sequence) -> int:
                     theirs = expected[which][..., whole.held_by(other), :]
                     guesses[f"is that of rank {other}'s keys: it has not come home"] = theirs
         what = f"ring_backward: the gradient of {name}"
-        compare_arrived(what, found[which], expected[which][..., own, :], guesses)
+        compare_arrived(what, gradients[which], expected[which][..., own, :], guesses)
     return log.bytes("send")
 
 

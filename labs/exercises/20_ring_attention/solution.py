@@ -15,12 +15,12 @@ def blocks(source: int, length: int) -> list[tuple[slice, slice, bool]]:
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     halves = (slice(0, length // 2), slice(length // 2, length))
-    found = []
+    needed = []
     for rows, query in zip(halves, (rank, 2 * ranks - 1 - rank), strict=True):
         for columns, key in zip(halves, (source, 2 * ranks - 1 - source), strict=True):
             if key <= query:
-                found.append((rows, columns, key == query))
-    return found
+                needed.append((rows, columns, key == query))
+    return needed
 
 
 def scores_of(q: torch.Tensor, k: torch.Tensor, diagonal: bool) -> torch.Tensor:

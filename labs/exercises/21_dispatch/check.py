@@ -107,8 +107,8 @@ def check_rows(case: Case, rows: torch.Tensor, load: list[int], group: Group) ->
         raise Wrong(f"{where}: load is {list(load)}, expected {loads}")
     if tuple(rows.shape) != (sum(loads), WIDTH):
         raise Wrong(f"{where}: rows are {tuple(rows.shape)}, expected {(sum(loads), WIDTH)}")
-    found = [by_first_number(part) for part in rows.detach().split(loads)]
-    if all(torch.equal(mine, right) for mine, right in zip(found, expected, strict=True)):
+    by_expert = [by_first_number(part) for part in rows.detach().split(loads)]
+    if all(torch.equal(mine, right) for mine, right in zip(by_expert, expected, strict=True)):
         return
     if torch.equal(by_first_number(rows.detach()), by_first_number(torch.cat(expected))):
         raise Wrong(f"{where}: the right rows have arrived, but they are not sorted by expert")
@@ -185,13 +185,13 @@ def check_case(answer: ModuleType, case: Case, group: Group, beside: dist.Proces
         if "Split sizes" in str(error):
             raise Wrong(f"{case.name}: the counts do not fit the rows; which way do these rows go?") from None
         raise
-    found = {"the tokens": tokens.grad, "the weights": weights.grad, "the experts": matrices.grad}
+    gradients = {"the tokens": tokens.grad, "the weights": weights.grad, "the experts": matrices.grad}
     expected = {
         "the tokens": tokens_alone[rank].grad,
         "the weights": weights_alone[rank].grad,
         "the experts": matrices_alone.grad.chunk(ranks)[rank],
     }
-    check_gradients(case, found, expected, group)
+    check_gradients(case, gradients, expected, group)
     return check_traffic(case, log, group)
 
 

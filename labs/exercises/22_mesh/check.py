@@ -40,10 +40,10 @@ class Net(nn.Module):
 
 def meshes(ranks: int) -> list[Sizes]:
     """All of the ranks along each dimension alone, then two dimensions of two."""
-    found = [{"dp": ranks, "cp": 1, "tp": 1}, {"dp": 1, "cp": ranks, "tp": 1}]
+    shapes = [{"dp": ranks, "cp": 1, "tp": 1}, {"dp": 1, "cp": ranks, "tp": 1}]
     if ranks == 4:
-        found += [{"dp": 2, "cp": 2, "tp": 1}, {"dp": 1, "cp": 2, "tp": 2}]
-    return [*found, {"dp": 1, "cp": 1, "tp": ranks}]
+        shapes += [{"dp": 2, "cp": 2, "tp": 1}, {"dp": 1, "cp": 2, "tp": 2}]
+    return [*shapes, {"dp": 1, "cp": 1, "tp": ranks}]
 
 
 def batch_of(step: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,16 +136,16 @@ def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
     check_shards(what, model, whole, sizes["dp"] * sizes["cp"])
     for step in range(STEPS):
         tokens, labels = batch_of(step, group)
-        parts = [answer.own_part(one.clone(), mesh) for one in (tokens, labels)]
+        parts = [answer.own_part(tensor.clone(), mesh) for tensor in (tokens, labels)]
         for part, batch in zip(parts, (tokens, labels), strict=True):
             check_part(what, part, batch, mesh, group)
-        own = mean_loss(alone, *(expected_part(one, mesh, ("dp", "cp")) for one in (tokens, labels)))
+        own = mean_loss(alone, *(expected_part(tensor, mesh, ("dp", "cp")) for tensor in (tokens, labels)))
         alone.zero_grad()
         model.zero_grad()
         truth = mean_loss(alone, tokens, labels)
         truth.backward()
-        found = answer.backward(model, *parts, mesh)
-        check_loss(what, found, truth.detach(), own.detach(), group)
+        loss = answer.backward(model, *parts, mesh)
+        check_loss(what, loss, truth.detach(), own.detach(), group)
         for (name, p), (_, theirs) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
             if p.grad is None:
                 raise Wrong(f"{what}: {name} has no gradient")
@@ -156,11 +156,11 @@ def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    found = meshes(group.world_size)
-    for sizes in found:
+    shapes = meshes(group.world_size)
+    for sizes in shapes:
         check_mesh(answer, sizes, group)
     return (
-        f"{len(found)} meshes of {group.world_size} ranks, {STEPS} steps each: loss and gradients are those "
+        f"{len(shapes)} meshes of {group.world_size} ranks, {STEPS} steps each: loss and gradients are those "
         "of one process, and a rank keeps 1 / (dp * cp) of each parameter. Well done."
     )
 

@@ -115,14 +115,14 @@ def look_at(weight: object, number: int) -> None:
         raise Wrong(f"round {number}: a trainer got weights in {weight.dtype}, expected {right.dtype}")
     if torch.allclose(weight, right, rtol=0, atol=1e-12):
         return
-    found = f"{weight[0].item():.1f}, expected {right[0].item():.1f}"
+    message = f"{weight[0].item():.1f}, expected {right[0].item():.1f}"
     if torch.allclose(weight, weights_after(number, share=1.0)):
-        found += "; that is a step by the sum of the gradients, not by their mean"
+        message += "; that is a step by the sum of the gradients, not by their mean"
     elif torch.allclose(weight, weights_after(number, share=-1 / TRAINERS)):
-        found += "; that is a step up the gradient, not down"
+        message += "; that is a step up the gradient, not down"
     elif torch.allclose(weight, weights_after(number - 1)):
-        found += "; those are the weights of the round before"
-    raise Wrong(f"round {number}: a trainer got weights {found}")
+        message += "; those are the weights of the round before"
+    raise Wrong(f"round {number}: a trainer got weights {message}")
 
 
 def one_round(number: int, server: rpc.RRef, group: Group) -> None:

@@ -94,17 +94,17 @@ def look_at(result: object, x: torch.Tensor, y: torch.Tensor) -> None:
         raise Wrong(f"the loss is {loss:.4f}, one process finds {expected_loss:.4f}{hint}")
     if len(gradients) != len(expected):
         raise Wrong(f"gradients of {len(gradients)} stages, there are {len(expected)}")
-    for number, (found, right) in enumerate(zip(gradients, expected, strict=True)):
-        if not isinstance(found, dict):
+    for number, (by_name, right) in enumerate(zip(gradients, expected, strict=True)):
+        if not isinstance(by_name, dict):
             raise Wrong(
-                f"stage {number}: its gradients are a {type(found).__name__}, expected a dict by name"
+                f"stage {number}: its gradients are a {type(by_name).__name__}, expected a dict by name"
             )
-        missing = sorted(set(right) - set(found))
+        missing = sorted(set(right) - set(by_name))
         if missing:
             raise Wrong(f"stage {number} has no gradient of {missing[0]}")
         for name, gradient in right.items():
-            look_at_gradient(f"stage {number}, gradient of {name}", found[name], gradient)
-            assert_equal(f"stage {number}, gradient of {name}", found[name], gradient, TOLERANCE)
+            look_at_gradient(f"stage {number}, gradient of {name}", by_name[name], gradient)
+            assert_equal(f"stage {number}, gradient of {name}", by_name[name], gradient, TOLERANCE)
 
 
 def look_at_gradient(what: str, found: object, right: torch.Tensor) -> None:
@@ -138,8 +138,8 @@ def in_words(error: Exception) -> str:
             "on a copy, or cut off from the loss"
         )
     lines = text.splitlines() or [repr(error)]
-    said = lines[1] if "On WorkerInfo" in lines[0] and len(lines) > 1 else lines[0]
-    return f"chain_gradients failed: {said}"
+    message = lines[1] if "On WorkerInfo" in lines[0] and len(lines) > 1 else lines[0]
+    return f"chain_gradients failed: {message}"
 
 
 def answer_of(chain_gradients: Callable, *arguments) -> object:

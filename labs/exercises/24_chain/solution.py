@@ -14,8 +14,8 @@ def forward(stage: rpc.RRef, x: torch.Tensor) -> torch.Tensor:
 def gradients_of(stage: rpc.RRef, context_id: int) -> dict[str, torch.Tensor]:
     """{name of the parameter: its gradient in this context}. To be called on the stage's owner."""
     # solution: begin
-    found = dist_autograd.get_gradients(context_id)
-    return {name: found[parameter] for name, parameter in stage.local_value().named_parameters()}
+    gradients = dist_autograd.get_gradients(context_id)
+    return {name: gradients[parameter] for name, parameter in stage.local_value().named_parameters()}
     # solution: end
 
 
@@ -34,6 +34,6 @@ def chain_gradients(
             x = rpc.rpc_sync(stage.owner(), forward, args=(stage, x))
         loss = F.cross_entropy(x, y)
         dist_autograd.backward(context_id, [loss])
-        found = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]
-    return loss.item(), found
+        grads = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]
+    return loss.item(), grads
     # solution: end

@@ -31,7 +31,7 @@ class Meeting:
     def call(self, function: Callable, *args) -> object:
         name = function.__name__
         try:
-            found = function(*args)
+            result = function(*args)
         except RuntimeError as error:
             first_line = str(error).splitlines()[0]
             if "Timed out" in first_line or "onnection" in first_line:
@@ -41,7 +41,7 @@ class Meeting:
             dist.monitored_barrier(self.group, self.timeout)
         except RuntimeError:
             raise Wrong(f"{name} hangs: it has returned here, another rank is still in it") from None
-        return found
+        return result
 
 
 def check_mean_loss(answer: ModuleType, meeting: Meeting, group: Group) -> None:
@@ -49,10 +49,10 @@ def check_mean_loss(answer: ModuleType, meeting: Meeting, group: Group) -> None:
     others = [3.0 + rank for rank in range(1, group.world_size)]
     for step in range(2):
         of_rank_0 = 1.0 + step
-        found = meeting.call(answer.mean_loss, of_rank_0 if group.rank == 0 else 3.0 + group.rank)
+        loss = meeting.call(answer.mean_loss, of_rank_0 if group.rank == 0 else 3.0 + group.rank)
         mean = (of_rank_0 + sum(others)) / group.world_size
-        if abs(found - mean) > TOLERANCE:
-            raise Wrong(f"mean_loss returns {found} in step {step + 1}, expected {mean}")
+        if abs(loss - mean) > TOLERANCE:
+            raise Wrong(f"mean_loss returns {loss} in step {step + 1}, expected {mean}")
 
 
 def check_mean_metrics(answer: ModuleType, meeting: Meeting, group: Group) -> None:
@@ -60,17 +60,17 @@ def check_mean_metrics(answer: ModuleType, meeting: Meeting, group: Group) -> No
     sums = {"loss": 10.0 + group.rank, "hits": 1.0 * group.rank, "tokens": 100.0}
     if group.rank % 2:
         sums = dict(reversed(sums.items()))
-    found = meeting.call(answer.mean_metrics, sums, samples)
+    metrics = meeting.call(answer.mean_metrics, sums, samples)
     everyone = range(group.world_size)
     seen = sum(2 + 3 * rank for rank in everyone)
     totals = {"loss": sum(10.0 + rank for rank in everyone), "hits": float(sum(everyone))}
     totals["tokens"] = 100.0 * group.world_size
     means_of_tokens = sum(100.0 / (2 + 3 * rank) for rank in everyone) / group.world_size
-    if group.world_size > 1 and abs(found.get("tokens", 0.0) - means_of_tokens) < TOLERANCE:
+    if group.world_size > 1 and abs(metrics.get("tokens", 0.0) - means_of_tokens) < TOLERANCE:
         raise Wrong("mean_metrics returns the mean of the ranks' means, but the ranks have unequal samples")
     for name, total in totals.items():
-        if name not in found or abs(found[name] - total / seen) > TOLERANCE:
-            raise Wrong(f"mean_metrics: {name} is {found.get(name)}, expected {total / seen}")
+        if name not in metrics or abs(metrics[name] - total / seen) > TOLERANCE:
+            raise Wrong(f"mean_metrics: {name} is {metrics.get(name)}, expected {total / seen}")
 
 
 def classifier(group: Group) -> DistributedDataParallel:
@@ -92,9 +92,9 @@ def check_accuracy(answer: ModuleType, meeting: Meeting, group: Group) -> None:
     expected = (alone(x).argmax(1) == y).double().mean().item()
     buffers = [buffer.clone() for buffer in ddp.buffers()]
     own = slice(sum(sizes[: group.rank]), sum(sizes[: group.rank + 1]))
-    found = meeting.call(answer.accuracy, ddp, x[own], y[own])
-    if abs(found - expected) > 1e-6:
-        raise Wrong(f"accuracy returns {found:.4f}, expected {expected:.4f}")
+    accuracy = meeting.call(answer.accuracy, ddp, x[own], y[own])
+    if abs(accuracy - expected) > 1e-6:
+        raise Wrong(f"accuracy returns {accuracy:.4f}, expected {expected:.4f}")
     if not ddp.training:
         raise Wrong("accuracy leaves the model in evaluation mode")
     if not all(torch.equal(a, b) for a, b in zip(buffers, ddp.buffers(), strict=True)):
@@ -115,12 +115,12 @@ def check_train(answer: ModuleType, meeting: Meeting, group: Group) -> None:
     torch.manual_seed(26)
     ddp = DistributedDataParallel(nn.Linear(2, 1).to(group.device))
     before = [p.detach().clone() for p in ddp.parameters()]
-    found = meeting.call(answer.train, ddp, torch.optim.SGD(ddp.parameters(), 0.1), batches)
+    steps = meeting.call(answer.train, ddp, torch.optim.SGD(ddp.parameters(), 0.1), batches)
     if not all(p.isfinite().all() for p in ddp.parameters()):
         raise Wrong("train: the parameters are no numbers any more")
-    if found != 3:
+    if steps != 3:
         raise Wrong(
-            f"train returns {found}, but 3 of the 5 batches that all ranks have are good on all ranks"
+            f"train returns {steps}, but 3 of the 5 batches that all ranks have are good on all ranks"
         )
     if all(torch.equal(p, old) for p, old in zip(ddp.parameters(), before, strict=True)):
         raise Wrong("train leaves the parameters as they were")

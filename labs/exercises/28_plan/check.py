@@ -45,29 +45,29 @@ def expected_seconds(model: Model, layout: Layout, sequences: int) -> float:
     tokens = layout.micro_batch * model.context
     operations = per_token(model, CAUSAL) * tokens / (layout.tp * layout.pp)
     parts = 10 * tokens * model.width * 2 * (layout.tp - 1) / layout.tp
-    one = operations / (gpu.peak * gpu.gemm) + parts * model.layers / layout.pp / gpu.link
+    micro_batch = operations / (gpu.peak * gpu.gemm) + parts * model.layers / layout.pp / gpu.link
     numbers = model.parameters() / layout.tp / layout.pp * (layout.dp - 1) / layout.dp
-    rest = max(0.0, 6 * numbers / network.card - one)
-    return one * (micro_batches + (layout.pp - 1) / layout.chunks) + rest
+    rest = max(0.0, 6 * numbers / network.card - micro_batch)
+    return micro_batch * (micro_batches + (layout.pp - 1) / layout.chunks) + rest
 
 
 def check_seconds(answer: ModuleType) -> None:
     model = model_named("70b")
     for what, (layout, sequences) in STEPS.items():
-        found = answer.step_seconds(model, layout, sequences, GPUS["h100"], Network())
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise Wrong(f"step_seconds returns {found!r}, which is no number")
+        seconds = answer.step_seconds(model, layout, sequences, GPUS["h100"], Network())
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise Wrong(f"step_seconds returns {seconds!r}, which is no number")
         expected = expected_seconds(model, layout, sequences)
-        if abs(found / expected - 1) > 1e-6:
-            raise Wrong(f"{what}, {layout}: a step takes {expected:.4g} s, not {found:.4g}")
+        if abs(seconds / expected - 1) > 1e-6:
+            raise Wrong(f"{what}, {layout}: a step takes {expected:.4g} s, not {seconds:.4g}")
 
 
 def check_budget(what: str, answer: ModuleType) -> None:
     training, dollars = BUDGETS[what]
-    found = answer.spend(training, MOST, dollars)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Plan):
-        raise Wrong(f"{what}: expected a number of GPUs and a Plan, not {type(found).__name__}")
-    gpus, plan = found
+    result = answer.spend(training, MOST, dollars)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Plan):
+        raise Wrong(f"{what}: expected a number of GPUs and a Plan, not {type(result).__name__}")
+    gpus, plan = result
     if gpus not in (8, 16, 32, 64, 128, MOST):
         raise Wrong(f"{what}: {gpus!r} GPUs are not 8 times a power of two, at most {MOST}")
     judged = judge(replace(training, gpus=gpus), plan.layout)
@@ -79,7 +79,7 @@ def check_budget(what: str, answer: ModuleType) -> None:
     size = 8
     while size <= MOST:
         plans, _ = propose(replace(training, gpus=size))
-        affordable += [one.days for one in plans if one.dollars <= dollars]
+        affordable += [candidate.days for candidate in plans if candidate.dollars <= dollars]
         size *= 2
     if judged.days > ENOUGH * min(affordable):
         raise Wrong(

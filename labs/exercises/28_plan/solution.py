@@ -45,6 +45,6 @@ def spend(training: Training, most_gpus: int, dollars: float) -> tuple[int, Plan
         plans, _ = propose(replace(training, gpus=gpus))
         affordable += [(plan.days, gpus, plan) for plan in plans if plan.dollars <= dollars]
         gpus *= 2
-    _, gpus, plan = min(affordable, key=lambda one: one[0])
+    _, gpus, plan = min(affordable, key=lambda option: option[0])
     return gpus, plan
     # solution: end

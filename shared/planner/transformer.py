@@ -224,10 +224,10 @@ def model_of_config(config: dict[str, Any], name: str = "") -> Model:
     """The model of a ``config.json`` of Hugging Face's transformers. Raises KeyError: a size is missing."""
 
     def given(*names: str, otherwise: Any = None) -> Any:
-        found = [config[name] for name in names if config.get(name) is not None]
-        if not found and otherwise is None:
+        values = [config[name] for name in names if config.get(name) is not None]
+        if not values and otherwise is None:
             raise KeyError(f"{names[0]} is missing")
-        return found[0] if found else otherwise
+        return values[0] if values else otherwise
 
     kind = config.get("model_type", "a model")
     width = given("hidden_size", "n_embd", "d_model")
@@ -282,7 +282,7 @@ def model_in(path: str) -> Model:
 
 # Sizes: config.json of each on the Hugging Face hub; MPT: llm-foundry's yamls; GPT-3: Brown et al. 2020,
 # table 2.1; MegaScale: table 1; MT-NLG: Korthikanti et al. 2022, table 3; PaLM, Nemotron-4: their tables 1.
-TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+TABLE = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
 MODELS = {config["key"]: model_of_config(config) for config in TABLE}
 
 
