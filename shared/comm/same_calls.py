@@ -27,6 +27,7 @@ class SameCalls(CommRecord):
     def __init__(self) -> None:
         super().__init__()
         self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))  # all ranks are in it
+        dist.barrier(group=self.group)  # nobody leaves while another one connects
 
     def note(self, call: Call) -> None:
         if len(call.ranks) == dist.get_world_size() and call.op not in NOT_COMPARED:

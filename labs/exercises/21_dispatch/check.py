@@ -197,7 +197,7 @@ def check_case(answer: ModuleType, case: Case, group: Group, beside: dist.Proces
 
 def verify(answer: ModuleType, group: Group) -> str:
     beside = dist.new_group(backend="gloo")
-    dist.barrier(group=beside)
+    dist.barrier(group=beside)  # nobody leaves while another one connects
     sent = 0
     for seed, (name, k) in enumerate((("any expert", 2), ("all to rank 0", 1), ("a rank without tokens", 3))):
         sent += check_case(answer, make_case(name, seed, k, group), group, beside)

@@ -128,6 +128,7 @@ def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
     """Two steps on one mesh, beside one process."""
     what = f"mesh {sizes}"
     mesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    dist.barrier()  # nobody leaves while another one connects
     alone = Net().to(group.device)
     broadcast_from_rank_0(alone.parameters())
     model = copy.deepcopy(alone)

@@ -27,6 +27,7 @@ class Meeting:
     def __init__(self, timeout_s: float) -> None:
         self.timeout = timedelta(seconds=timeout_s)
         self.group = dist.new_group(backend="gloo", timeout=self.timeout)
+        dist.barrier(group=self.group)  # nobody leaves while another one connects
 
     def call(self, function: Callable, *args) -> object:
         name = function.__name__
