@@ -4,6 +4,7 @@ from tests.faults import Fault
 
 EARLY = "0 all-reduces are launched before the last of 6 gradients is ready"
 CROSSED = "crossed layers, step"
+TOO_EARLY = ": differs by"  # 1 of 12 times it is noticed before the layers cross
 ARRIVAL = "let buckets follow the order of arrival"
 
 FAULTS: list[Fault] = [
@@ -52,12 +53,12 @@ FAULTS: list[Fault] = [
         CROSSED,
         run="09_equal",
     ),
-    Fault("09_overlapped", "            bucket.work.wait()\n", "", CROSSED, run="09_equal"),
+    Fault("09_overlapped", "            bucket.work.wait()\n", "", TOO_EARLY, run="09_equal"),
     Fault(
         "09_overlapped",
         "            bucket.work.wait()\n",
         "            if bucket is self.buckets[-1]:\n                bucket.work.wait()\n",
-        CROSSED,
+        TOO_EARLY,
         run="09_equal",
     ),
     Fault(  # divides twice from the fourth bucket on
