@@ -4,7 +4,7 @@ from tests.faults import Fault
 
 EARLY = "0 all-reduces are launched before the last of 6 gradients is ready"
 CROSSED = "crossed layers, step"
-TOO_EARLY = ": differs by"  # 1 of 12 times it is noticed before the layers cross
+TOO_EARLY = ": gradient "  # 1 of 12 times it is noticed before the layers cross
 ARRIVAL = "let buckets follow the order of arrival"
 
 FAULTS: list[Fault] = [
