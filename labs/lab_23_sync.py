@@ -160,6 +160,7 @@ def check_arrival(policy: nn.Module, boxes: list, version: int, what: str) -> No
             mine = whole[boxes[dist.get_rank()][name]]
             if not torch.equal(parameter.to_local(), mine) or HERE["worker"].version != version:
                 raise CourseError(f"{what}: {name} of version {version} is not what the trainers have")
+    dist.barrier()  # the next version's calls come when all have looked
 
 
 def main(cfg: Config) -> None:

@@ -116,8 +116,12 @@ class Rank:
         return bool(begun or self.open_calls or self.waits_in)
 
     def progress(self) -> tuple:
-        """What changes when the rank makes a call, or when one of its calls is done."""
-        return self.pid, self.state, str(sorted(self.status.items())), self.stands_in
+        """What changes when the rank makes a call, or when one of its calls is done.
+
+        Where a silent rank stands is asked by a signal, and not each time: else we see what it said before.
+        """
+        stands_in = "" if self.state == "silent" else self.stands_in
+        return self.pid, self.state, str(sorted(self.status.items())), stands_in
 
 
 def ranks_of(answers: list[dict]) -> dict[int, Rank]:

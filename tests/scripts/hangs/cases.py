@@ -152,6 +152,16 @@ def c_holds_the_interpreter() -> None:
     dist.all_reduce(torch.ones(3))
 
 
+def c_from_the_start() -> None:
+    """The last thing that rank 1 has answered is that it waits for the group."""
+    if RANK == 0:
+        time.sleep(2)  # less than the doctor waits
+    form()
+    if RANK == 1:
+        re.match("(a*)*b", "a" * 60)  # here c_from_the_start
+    dist.all_reduce(torch.ones(3))
+
+
 def waits_for_a_program() -> None:
     form()
     if RANK == 1:
