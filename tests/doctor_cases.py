@@ -162,6 +162,7 @@ CASES = {
         "barrier on rank 0 and all_reduce on rank 1", "in save_checkpoint", "loss.backward"
     ),
     "their_trainer.py": of_them("Rank 1 is missing in all_gather", "in log_metrics", "elsewhere.*ready.wait"),
+    "all_in_c_from_the_start": Case(HEALTHY, ("^$",), ("no call was made",)),
     "is_well": Case(HEALTHY, ("^$",), ("dead", "elsewhere", "missing")),
 }
 IN_EVERY_RUN = ("loader_worker", "debugger", "leaves", "loads_slowly")

@@ -340,16 +340,6 @@ def test_a_rank_that_was_started_again_counts_by_its_newest_process():
     assert ranks_of([gone, answer(20, 1, 0, time=2.0)])[0].pid == 20
 
 
-def test_a_rank_that_is_silent_has_not_moved_when_a_signal_tells_where_it_stands():
-    forming = [["a.py", 1, "<module>", "", True], [C10D, 2, "init_process_group", "", False]]
-    computing = [["a.py", 5, "<module>", "", True]]
-    before, now = (
-        ranks_of([answer(10, 1, 0, answered=False, stacks={"MainThread": stack})])[0].progress()
-        for stack in (forming, computing)
-    )
-    assert before == now
-
-
 C10D = "x/site-packages/torch/distributed/distributed_c10d.py"
 STAND_IN = """#!/bin/sh
 if grep -qz '^RANK=0$' /proc/$4/environ; then
@@ -358,6 +348,20 @@ else
     echo '{}'
 fi
 """
+
+
+def test_where_a_silent_rank_stands_is_neither_progress_nor_a_wait():
+    """A signal tells where it stands, its last answer where it stood."""
+    forming = [["a.py", 1, "<module>", "", True], [C10D, 2, "init_process_group", "", False]]
+    computing = [["a.py", 5, "<module>", "", True]]
+
+    def rank_at(stack: list, answered: bool) -> Rank:
+        return ranks_of([answer(10, 1, 0, answered=answered, stacks={"MainThread": stack})])[0]
+
+    assert rank_at(forming, answered=True).progress() != rank_at(computing, answered=True).progress()
+    assert rank_at(forming, answered=False).progress() == rank_at(computing, answered=False).progress()
+    assert rank_at(forming, answered=True).waits
+    assert not rank_at(forming, answered=False).waits
 
 
 @pytest.fixture

@@ -112,13 +112,17 @@ class Rank:
 
     @property
     def waits(self) -> bool:
+        """Whether it is in a call that others must come to. Of a silent rank only the past is known."""
+        if self.state == "silent":
+            return False
         begun = any(begun > done for begun, done, _ in self.status.values())
         return bool(begun or self.open_calls or self.waits_in)
 
     def progress(self) -> tuple:
         """What changes when the rank makes a call, or when one of its calls is done.
 
-        Where a silent rank stands is asked by a signal, and not each time: else we see what it said before.
+        Where a silent rank stands is asked by a signal, but not at each look: the other looks have its last
+        answer, and the two would differ for ever.
         """
         stands_in = "" if self.state == "silent" else self.stands_in
         return self.pid, self.state, str(sorted(self.status.items())), stands_in

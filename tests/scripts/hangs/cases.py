@@ -296,6 +296,15 @@ def is_well() -> None:
         compute(0.2)
 
 
+def all_in_c_from_the_start() -> None:
+    """All are well, and silent. The last thing that rank 1 has answered is that it waits for the group."""
+    if RANK == 0:
+        time.sleep(2)
+    form()
+    sum(range(4_000_000_000))
+    dist.all_reduce(torch.ones(3))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     if dist.is_initialized():
