@@ -27,6 +27,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -51,6 +53,7 @@ from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SAVED_AND_LEFT = 75  # EX_TEMPFAIL of sysexits.h: "try again later", and it goes on where it was
+LEAVE_S = 60.0  # that a rank which has failed waits for the save under way
 COMPLETE = re.compile(r"step_\d{8,}")  # the name of a checkpoint that is complete
 # When a run goes on, these options may differ: they do not decide what is learnt,
 FREE = {"allow_changes", "checkpoints", "device", "evaluate", "export", "keep", "log_every", "metrics"}
@@ -1002,6 +1005,17 @@ def peak_memory(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def leave_failed() -> NoReturn:
+    """Leave with exit code 1 when the save under way has ended, or after ``LEAVE_S``.
+
+    Where a rank is lost, the thread that saves may wait for rank 0, whose training waits for this rank to go.
+    """
+    give_up = threading.Timer(LEAVE_S, os._exit, [1])
+    give_up.daemon = True
+    give_up.start()
+    sys.exit(1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     try:
         options = parse(arguments)
@@ -1016,7 +1030,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except Exception:
         traceback.print_exc(limit=4, chain=False)  # down to the line here; torch's own frames say little
-        sys.exit(1)
+        leave_failed()
     dist.barrier(ranks.for_saving)
     dist.destroy_process_group()
     return code
