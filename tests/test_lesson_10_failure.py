@@ -20,9 +20,7 @@ def fails(script: Path, how: str, folder: Path, patience_s: float) -> str:
     launch = torchrun_command(LAUNCH, 2, script, how, *OPTIONS, f"--checkpoints={folder}")
     output = folder.with_suffix(".txt")
     with output.open("w") as stream:
-        job = subprocess.Popen(
-            launch, cwd=ROOT, env=environment(), stdout=stream, stderr=subprocess.STDOUT
-        )
+        job = subprocess.Popen(launch, cwd=ROOT, env=environment(), stdout=stream, stderr=subprocess.STDOUT)
         try:
             assert job.wait(patience_s) == 1
         finally:
