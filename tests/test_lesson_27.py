@@ -75,7 +75,12 @@ def launch(possible: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, s
     """The lab that starts torchrun on two hosts, when ranks run on both, and the mark of its processes."""
     settings = environment(RANK_BY_RANK_RESULTS=str(tmp_path), TMPDIR=str(tmp_path))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    lab = subprocess.Popen([sys.executable, "-m", "shared.lesson_27.launch", "1"], env=settings, **quiet)
+    lab = subprocess.Popen(
+        [sys.executable, "-m", "shared.lesson_27.launch", "1"],
+        env=settings,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+        **quiet,
+    )
     mark = f"RANK_BY_RANK_RESULTS={tmp_path}"
     try:
         ranks = lambda: ranks_of(processes_with(mark))  # noqa: E731
