@@ -1,6 +1,6 @@
 """The training script, whose rank 1 fails in step 5 while it still saves step 4.
 
-``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save takes a second, or ``stuck``.
+``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save takes three seconds, or ``stuck``.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ def plant(script: ModuleType, how: str) -> None:
         return train_step(trainer, images, labels, steps)
 
     def write_late(writer, plan, planner):
-        time.sleep(1 if how == "late" else FOR_EVER_S)
+        time.sleep(3 if how == "late" else FOR_EVER_S)
         return write_data(writer, plan, planner)
 
     script.Trainer.train_step = fail
