@@ -1,6 +1,6 @@
 """The training script, whose rank 1 fails in step 5 while it still saves step 4.
 
-``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save takes three seconds, or ``stuck``.
+``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save takes 3 s, or ``stuck``.
 """
 
 import importlib.util
