@@ -21,8 +21,7 @@ from itertools import product
 from pathlib import Path
 from types import ModuleType
 
-import psutil
-
+from shared.runtime.children import is_running
 from tests.helpers import ROOT, SCRIPTS, environment
 from tests.launch import SERVERS, Job, begin, end, forget_multiprocessing, run_job
 
@@ -284,17 +283,11 @@ def longest_traceback(text: str) -> int:
 
 def wait_until_gone(pids: list[int]) -> None:
     end_at = time.monotonic() + PATIENCE_S
-    while any(is_alive(pid) for pid in pids) and time.monotonic() < end_at:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < end_at:
         time.sleep(0.02)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def is_alive(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def unbroken(script: Path, folder: Path) -> Path:

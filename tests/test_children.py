@@ -40,7 +40,8 @@ def test_a_child_says_what_came_of_its_function(function, arguments: tuple, said
 
 def test_a_silent_child_is_ended(tmp_path: Path):
     def write_and_sleep() -> None:
-        (tmp_path / "child").write_text(str(os.getpid()), encoding="utf-8")
+        (tmp_path / "new").write_text(str(os.getpid()), encoding="utf-8")
+        (tmp_path / "new").replace(tmp_path / "child")
         time.sleep(60)
 
     child = Child(write_and_sleep)

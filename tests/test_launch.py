@@ -5,9 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
+from shared.runtime.children import is_running
 from tests import launch
 from tests.helpers import Done, python, torchrun
 from tests.launch import SERVERS, TIMED_OUT, Job, run_job
@@ -46,10 +46,6 @@ def assert_the_next_job_is_unharmed(folder: Path) -> None:
     done = launched(folder, GOOD, ranks=3)
     assert done.returncode == 0, done.stdout
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: [6.0, 6.0, 6.0]" for rank in range(3)]
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_an_exit_code_is_handed_on(tmp_path: Path):
@@ -106,7 +102,7 @@ if rank == 1:
     assert done.returncode == 0, done.stdout
     for name in ("child", "grandchild"):
         pid = int((tmp_path / name).read_text(encoding="utf-8"))
-        wait_until(lambda pid=pid: is_gone(pid), f"the {name} is gone")
+        wait_until(lambda pid=pid: not is_running(pid), f"the {name} is gone")
     assert_the_next_job_is_unharmed(tmp_path)
 
 
@@ -193,7 +189,7 @@ time.sleep(600)
     assert done.returncode != 0
     for rank in range(2):
         pid = int((tmp_path / f"rank {rank}").read_text(encoding="utf-8"))
-        wait_until(lambda pid=pid: is_gone(pid), "a rank is gone")
+        wait_until(lambda pid=pid: not is_running(pid), "a rank is gone")
     assert_the_next_job_is_unharmed(tmp_path)
 
 
@@ -219,7 +215,7 @@ if __name__ == "__main__":
     assert python(driver).returncode == -signal.SIGKILL
     for rank in range(2):
         pid = int((tmp_path / f"rank {rank}").read_text(encoding="utf-8"))
-        wait_until(lambda pid=pid: is_gone(pid), "a rank is gone")
+        wait_until(lambda pid=pid: not is_running(pid), "a rank is gone")
 
 
 def test_a_server_with_a_second_thread_does_not_fork(tmp_path: Path):

@@ -1,32 +1,35 @@
 """A rank of lesson 10's script that fails is gone soon, for the others wait for it; a save still ends."""
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, SCRIPTS, environment, torchrun_command
+from tests.helpers import HANG_S, ROOT, SCRIPTS, environment, torchrun_command
+from tests.sleeping_lab import wait_until
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 LAUNCH = SCRIPTS / "rank_that_fails.py"
-HANG_S = 240
-NOTICED_S = 40  # its start included; a rank that stays for longer stays for ever
+NOTICED_S = 20  # a rank that stays for longer stays for ever
 OPTIONS = ("--epochs=1", "--save-every=4")
 pytestmark = pytest.mark.slow
 
 
-def fails(script: Path, how: str, folder: Path, patience_s: float) -> str:
-    """What the job printed. Raises ``TimeoutExpired`` if it has not ended by then; its ranks die with it."""
+@contextmanager
+def failing(script: Path, how: str, folder: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A job whose rank 1 has failed, and the file with what it prints; its ranks die with it."""
     launch = torchrun_command(LAUNCH, 2, script, how, *OPTIONS, f"--checkpoints={folder}")
     output = folder.with_suffix(".txt")
     with output.open("w") as stream:
         job = subprocess.Popen(launch, cwd=ROOT, env=environment(), stdout=stream, stderr=subprocess.STDOUT)
         try:
-            assert job.wait(patience_s) == 1
+            wait_until(lambda: "RuntimeError: planted" in output.read_text(encoding="utf-8"), "rank 1 fails")
+            yield job, output
         finally:
             job.kill()
             job.wait()
-    return output.read_text(encoding="utf-8")
 
 
 def kept(folder: Path) -> list[str]:
@@ -35,9 +38,10 @@ def kept(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("how", ["late", "stuck"])
 def test_a_rank_that_fails_leaves(how: str, tmp_path: Path):
-    printed = fails(TRAIN, how, tmp_path / "run", HANG_S)
-    assert "RuntimeError: planted" in printed
-    assert kept(tmp_path / "run") == ([] if how == "stuck" else ["step_00000004"]), printed
+    with failing(TRAIN, how, tmp_path / "run") as (job, printed):
+        assert job.wait(HANG_S) == 1
+        saved = [] if how == "stuck" else ["step_00000004"]
+        assert kept(tmp_path / "run") == saved, printed.read_text(encoding="utf-8")
 
 
 def faulty(folder: Path, good: str, bad: str) -> Path:
@@ -50,13 +54,12 @@ def faulty(folder: Path, good: str, bad: str) -> Path:
 
 def test_a_fault_lets_it_stay(tmp_path: Path):
     script = faulty(tmp_path, "    give_up.start()\n", "")
-    with pytest.raises(subprocess.TimeoutExpired):
-        fails(script, "stuck", tmp_path / "run", NOTICED_S)
-    assert "RuntimeError: planted" in (tmp_path / "run.txt").read_text(encoding="utf-8")
+    with failing(script, "stuck", tmp_path / "run") as (job, _), pytest.raises(subprocess.TimeoutExpired):
+        job.wait(NOTICED_S)
 
 
 def test_a_fault_loses_the_save_under_way(tmp_path: Path):
     script = faulty(tmp_path, "    give_up.start()\n    sys.exit(1)\n", "    os._exit(1)\n")
-    printed = fails(script, "late", tmp_path / "run", HANG_S)
-    assert "RuntimeError: planted" in printed
-    assert kept(tmp_path / "run") == []
+    with failing(script, "late", tmp_path / "run") as (job, _):
+        assert job.wait(HANG_S) == 1
+        assert kept(tmp_path / "run") == []

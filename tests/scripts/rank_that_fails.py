@@ -1,11 +1,13 @@
 """The training script, whose rank 1 fails in step 5 while it still saves step 4.
 
-``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save takes 3 s, or ``stuck``.
+``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save ends 3 s after the failure,
+or ``stuck``.
 """
 
 import importlib.util
 import os
 import sys
+import threading
 import time
 from types import ModuleType
 
@@ -24,13 +26,16 @@ def load(path: str) -> ModuleType:
 def plant(script: ModuleType, how: str) -> None:
     train_step = script.Trainer.train_step
     write_data = script.CommittingWriter.write_data
+    failed = threading.Event()
 
     def fail(trainer, images, labels, steps):
         if trainer.step + 1 == FAILS_IN:
+            failed.set()
             raise RuntimeError("planted")
         return train_step(trainer, images, labels, steps)
 
     def write_late(writer, plan, planner):
+        failed.wait()
         time.sleep(3 if how == "late" else FOR_EVER_S)
         return write_data(writer, plan, planner)
 
