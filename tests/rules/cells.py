@@ -9,7 +9,6 @@ from nbformat import NotebookNode
 
 from shared.tools.folding import is_folded_lab
 from shared.tools.lessons import cells_of
-from shared.tools.minutes import ABOVE
 
 SECTIONS = (
     "You will",
@@ -26,6 +25,7 @@ LONGEST_CELL = 25
 HEADING = re.compile(r"^(#{1,6}) +(.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(|<img\b(?P<attributes>[^>]*)>")
+ABOVE = re.compile(r"^Folded: [^\n]+\.\Z", re.MULTILINE)
 BRACES = re.compile(r"\$?\{[^{}]*\}|[{}]")
 SHELL_CALLS = ("system", "getoutput")
 FORBIDDEN_MODULES = ("multiprocessing", "subprocess", "torch.multiprocessing")

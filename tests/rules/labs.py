@@ -13,8 +13,8 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from shared.runtime.stubs import BEGIN, END
 from shared.tools.lessons import Lesson, imported_names
-from shared.tools.sync import BEGIN, END
 from tests.helpers import requirement_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
