@@ -8,6 +8,26 @@ import pytest
 from shared.tools.copies import copy_of_course, put_stubs
 
 collect_ignore = ["checklist"]  # scripts and a notebook to be read, not run
+# Tests of the helpers and tools that a reader uses, on his machine. All others are for those who write lessons.
+FOR_READERS = {
+    "test_bad_input.py",
+    "test_children.py",
+    "test_data.py",
+    "test_doctor.py",
+    "test_environment.py",
+    "test_lab_runner.py",
+    "test_loading.py",
+    "test_parity.py",
+    "test_planner.py",
+    "test_record.py",
+    "test_set_up.py",
+    "test_writing.py",
+}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.name not in FOR_READERS:
+        item.add_marker("author")
 
 
 @pytest.fixture(scope="module")

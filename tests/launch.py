@@ -54,10 +54,6 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path = ROOT
     limit_s: float = LIMIT_S
-    keeps_returns: bool = False  # a carriage return, as of a progress bar, stays one instead of a new line
-    splits: bool = (
-        False  # what ranks print to stderr is the result's ``stderr``, not a part of its ``stdout``
-    )
 
 
 class Servers:
@@ -105,9 +101,7 @@ def run_job(job: Job) -> Done:
     SERVERS.start()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.txt"
-        errors = output.with_name("errors.txt") if job.splits else output
         output.touch()
-        errors.touch()
         children = {}
         store = None
         port = 0
@@ -119,18 +113,13 @@ def run_job(job: Job) -> Done:
                 port = receiver.recv()
             for rank in range(max(1, job.ranks)):
                 variables = variables_of(job, rank, port, output)
-                children[rank] = SERVERS.fork(rank, be_python, job, variables, (output, errors))
+                children[rank] = SERVERS.fork(rank, be_python, job, variables, output)
             code = wait_for(job, children, output)
         finally:
             end([*children.values(), *([store] if store else [])], signal.SIGKILL)
             SERVERS.end_strays([])
-        texts = [text_of(path, job) for path in ((output, errors) if job.splits else (output,))]
-    return Done([str(job.script), *map(str, job.arguments)], code, *texts)
-
-
-def text_of(path: Path, job: Job) -> str:
-    text = path.read_bytes().decode("utf-8", "replace")
-    return text if job.keeps_returns else text.replace("\r\n", "\n").replace("\r", "\n")
+        text = output.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    return Done([str(job.script), *map(str, job.arguments)], code, text)
 
 
 def wait_for(job: Job, children: dict[int, context.ForkServerProcess], output: Path) -> int:
@@ -210,9 +199,9 @@ def serve_store(sender: Connection) -> None:
         signal.pause()
 
 
-def be_python(job: Job, variables: dict[str, str], streams: tuple[Path, Path]) -> None:
+def be_python(job: Job, variables: dict[str, str], output: Path) -> None:
     """Be ``python SCRIPT ARGUMENTS``: the same streams, folders, arguments, environment and module."""
-    begin(*streams)
+    begin(output)
     forget_multiprocessing()
     os.chdir(job.folder)
     ours = paths_of(os.environ)
@@ -252,14 +241,14 @@ def code_of(error: SystemExit) -> int:
     return 1
 
 
-def begin(output: Path, errors: Path | None = None) -> None:
-    """Lead a session, read nothing, write to the ends of ``output`` and, if it is another one, ``errors``."""
+def begin(output: Path) -> None:
+    """Lead a session, read nothing, write to the end of ``output``."""
     os.setsid()
     die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    for number, path in ((1, output), (2, errors or output)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for number in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # torchrun starts ranks with `python -u`
         stream.reconfigure(write_through=True)

@@ -11,7 +11,6 @@ from tests.helpers import LESSON_PATHS, ROOT
 from tests.rules import cells, tell
 from tests.rules.links import link_problems
 
-pytestmark = pytest.mark.author
 RULES = (cells.set_up_problems, cells.image_problems, cells.starting_problems)
 
 

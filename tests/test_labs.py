@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from shared.tools.lessons import read_lessons
 from tests.helpers import EXERCISES, ROOT
 from tests.rules import labs, tell
 
-pytestmark = pytest.mark.author
 LESSONS = read_lessons()
 
 

@@ -8,6 +8,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from nbformat.v4 import new_output
 
+from shared.tools.refresh import KEY
 from tests.helpers import HANG_S, ROOT, Done, notebook_of
 from tests.kernels import (
     OWN_KERNEL,
@@ -46,6 +47,7 @@ OLDEST = ROOT / ".venv-oldest-kernel"
 def write(checkout: Path, name: str, *code: str, shows: str = "") -> Path:
     notebook = notebook_of(SET_UP, *code)
     if shows:
+        notebook.cells[-1].execution_count = 2
         notebook.cells[-1].outputs = [new_output("stream", name="stdout", text=shows)]
     path = checkout / "notebooks" / f"{name}.ipynb"
     nbformat.write(notebook, path)
@@ -60,7 +62,13 @@ def under_nbmake(checkout: Path) -> Done:
     write(checkout, "92_same", "print('loss 0.500')", shows="loss 0.501\n")
     write(checkout, "92_bar", PROGRESS, shows="done\n")
     write(checkout, "92_other", "print('loss 0.500')", shows="loss 0.900\n")
-    names = [*(f"91_{name}" for name in FAILING), "92_same", "92_bar", "92_other"]
+    write(checkout, "92_not_run", "print('not run here: ip was not found')", shows="4 machines\n")
+    edited = write(checkout, "92_edited", "print('loss 0.500')", shows="loss 0.900\n")
+    notebook = nbformat.read(edited, 4)
+    notebook.metadata[KEY] = {"inputs": "those of another code"}
+    nbformat.write(notebook, edited)
+    others = ("92_same", "92_bar", "92_other", "92_not_run", "92_edited")
+    names = [*(f"91_{name}" for name in FAILING), *others]
     return run_nbmake(checkout, *(f"notebooks/{name}.ipynb" for name in names))
 
 
@@ -80,7 +88,16 @@ def test_nbmake_compares_with_the_committed_outputs(under_nbmake: Done):
     assert "cell 1 shows\nloss 0.500\n\nbut committed is\nloss 0.900" in under_nbmake.stdout
     assert "FAILED notebooks/92_same.ipynb" not in under_nbmake.stdout
     assert "FAILED notebooks/92_bar.ipynb" not in under_nbmake.stdout
-    assert "5 failed, 2 passed" in under_nbmake.stdout
+    assert "5 failed, 3 passed, 1 skipped" in under_nbmake.stdout
+
+
+def test_what_was_not_run_is_skipped_with_its_reason(under_nbmake: Done):
+    assert "not run here: ip was not found" in under_nbmake.stdout
+    assert "make refresh" not in under_nbmake.stdout
+
+
+def test_an_edited_lesson_is_run_but_not_compared(under_nbmake: Done):
+    assert "92_edited.ipynb was edited: its outputs are not compared" in under_nbmake.stdout
 
 
 @pytest.mark.usefixtures("under_nbmake")
@@ -103,7 +120,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     if request.param == "own":
         return "python3"
     if not (OLDEST / ".installed").is_file():
-        missing = f"not run with the oldest kernel: `make test` installs it into {OLDEST.name}"
+        missing = f"not run with the oldest kernel: `make test-all` installs it into {OLDEST.name}"
         if os.environ.get("RANK_BY_RANK_BROWSER") == "required":  # in CI
             pytest.fail(missing)
         pytest.skip(missing)

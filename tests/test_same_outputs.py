@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 from nbformat import NotebookNode
 
-from shared.tools.outputs import clean, compare, same_text
-from tests import elsewhere
+from shared.tools.outputs import clean, compare, not_run, same_text
 from tests.shown import failed, picture, shown
 
 
@@ -53,20 +52,37 @@ def test_a_cell_tagged_varies_may_differ_in_its_numbers():
     assert compare(committed, shown("DiLoCo     98.3%, after  80 steps", "varies")) != []
 
 
+CHECK = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs/exercises/00_shares/check.py"
+
+
+def changed(notebook: NotebookNode, source: str = "1 + 1", ran: bool = True) -> NotebookNode:
+    (cell,) = notebook.cells
+    cell.source = source
+    if not ran:
+        cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
 @pytest.mark.parametrize(
-    ("here", "green", "code", "said"),
+    ("committed", "executed"),
     [
-        (["default", "avx2"], [True, True], 0, "avx2: the committed outputs"),
-        (["default", "avx2"], [True, False], 1, "committed ones with: avx2"),
-        (["default", "default"], [True], 0, "avx2: not run, torch uses default"),
+        (changed(shown("right: 2 of 2"), CHECK), changed(shown("not started"), CHECK)),
+        (changed(shown(""), ran=False), shown("4 ranks")),
+        (failed(), shown("4 ranks")),
+        (shown("4 machines"), shown("not run here: ip was not found")),
     ],
+    ids=["a verdict", "a cell that was never run", "a run that failed", "not run here"],
 )
-def test_other_processors_are_played_and_what_differs_is_red(
-    capsys: pytest.CaptureFixture, here: list[str], green: list[bool], code: int, said: str
+def test_what_is_the_readers_own_or_cannot_be_run_is_not_compared(
+    committed: NotebookNode, executed: NotebookNode
 ):
-    used, ends = iter(here), iter(green)
-    assert elsewhere.main([], lambda variables: next(used), lambda lessons, variables: next(ends)) == code
-    assert said in capsys.readouterr().out
+    assert compare(committed, executed) == []
+
+
+def test_what_was_not_run_is_told_once():
+    notebook = shown("not run here: ip was not found\nnot run here: ip was not found\n")
+    assert not_run(notebook) == ["not run here: ip was not found"]
+    assert not_run(shown("it is not run here: no")) == []
 
 
 @pytest.mark.parametrize(

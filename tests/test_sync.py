@@ -42,7 +42,6 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-@pytest.mark.author
 def test_each_lab_has_one_owner():
     labs = [path for kind in ("py", *OTHER_KINDS) for path in (ROOT / "labs").glob(f"*.{kind}")]
     written = [name for lesson in read_lessons() for name in [*lesson.labs, *lesson.other_files]]
