@@ -24,9 +24,7 @@ NO_PYTHON := $(PYTHON) is no Python 3 that starts: install Python 3.11 to 3.14, 
 SET_UP = test "$$($(PYTHON) -c 'import sys; print(sys.version_info[0])' 2>&1)" = 3 \
 	|| { echo "set-up: $(NO_PYTHON)"; exit 1; }; $(PYTHON) .ci/set_up.py $@
 # An environment whose Python is gone, as after an upgrade of the system, is made again.
-ifeq ($(shell test -x $(BIN)/python && echo there),)
-.PHONY: $(DONE)
-endif
+$(shell test -x $(BIN)/python || rm -f $(DONE))
 
 .PHONY: help setup lab test test-cold test-all test-copied test-elsewhere run check sync refresh format browser site clean
 .DEFAULT_GOAL := help

@@ -72,9 +72,7 @@ def find_python() -> str:
 def announce(venv: Path, index: str) -> None:
     """Say what is going to be downloaded, while there is time to choose; stop where the disk is too small."""
     download, disk = FOR_CPUS if index else FOR_GPUS
-    say(
-        f"{download} GB are downloaded, {download + disk:.0f} GB of disk needed with pip's cache; minutes, once"
-    )
+    say(f"{download} GB to download, {download + disk:.0f} GB of disk with pip's cache; minutes, once")
     gpu = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")
     if not index and not gpu:
         say(NO_GPU)
