@@ -114,7 +114,7 @@ def new_pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(lines: list[str], python_version: str, pip: Path, folder: Path) -> str:
-    """What pip has against these lines on another Python; nothing is installed, and metadata alone is read."""
+    """What pip has against these lines on another Python; it reads metadata alone and installs nothing."""
     (folder / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
     systems = [f"manylinux_2_{minor}" for minor in range(5, 37)] + ["manylinux2014", "manylinux2010", "linux"]
     options = [option for system in systems for option in ("--platform", f"{system}_{platform.machine()}")]
