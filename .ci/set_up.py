@@ -20,7 +20,7 @@ from typing import NoReturn
 OLDEST, NEWEST, LEFT_OUT = (3, 11), (3, 14), (3, 14, 1)  # as pyproject.toml says
 OTHERS = ("python3.14", "python3.13", "python3.12", "python3.11")
 CURE = "install Python 3.11 to 3.14 with venv (Debian, Ubuntu: apt install python3-venv)"
-FOR_GPUS, FOR_CPUS = (3.3, 6.5), (0.5, 2)  # GB of download, which pip's cache keeps, and of the environment
+FOR_GPUS, FOR_CPUS = (3.3, 6.7), (0.5, 2)  # GB of download, which pip's cache keeps, and of the environment
 NO_GPU = (
     "no NVIDIA GPU is seen: 0.5 GB are enough with `make lab TORCH_INDEX=ADDRESS`, where ADDRESS is what "
     "pytorch.org shows after --index-url under Get started, CPU"
@@ -72,7 +72,7 @@ def find_python() -> str:
 def announce(venv: Path, index: str) -> None:
     """Say what is going to be downloaded, while there is time to choose; stop where the disk is too small."""
     download, disk = FOR_CPUS if index else FOR_GPUS
-    say(f"{download} GB to download, {download + disk:.0f} GB of disk with pip's cache; minutes, once")
+    say(f"{download} GB to download, {download + disk:g} GB of disk with pip's cache; minutes, once")
     gpu = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")
     if not index and not gpu:
         say(NO_GPU)

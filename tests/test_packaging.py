@@ -165,7 +165,7 @@ def test_the_same_pythons_are_promised_everywhere():
 
 def test_the_sizes_that_are_told_are_those_of_the_set_up():
     text = read(".ci/set_up.py")
-    assert "FOR_GPUS, FOR_CPUS = (3.3, 6.5), (0.5, 2)" in text
+    assert "FOR_GPUS, FOR_CPUS = (3.3, 6.7), (0.5, 2)" in text
     for name in ("README.md", "notebooks/using.md"):
         for size in ("3.3 GB", "10 GB", "0.5 GB", "2.5 GB"):
             assert size in read(name), f"{name}: {size}"

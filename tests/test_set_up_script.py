@@ -115,7 +115,8 @@ def test_what_pip_says_becomes_one_line(output: str, expected: str, script: Modu
 
 
 @pytest.mark.parametrize(
-    ("index", "told"), [("", "3.3 GB to download, 10 GB of disk"), ("there", "0.5 GB to download")]
+    ("index", "told"),
+    [("", "3.3 GB to download, 10 GB of disk"), ("there", "0.5 GB to download, 2.5 GB of disk")],
 )
 def test_the_download_is_told_and_a_small_disk_is_no_place_for_it(
     index: str, told: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
