@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import copy_of_checkout
+from shared.tools.copies import copy_of_course, put_stubs
 
 collect_ignore = ["checklist"]  # scripts and a notebook to be read, not run
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the checkout, in a folder whose name is a test by itself."""
-    yield copy_of_checkout(tmp_path_factory.mktemp("course") / "ein Überblick, 概要")
+    """A copy of the checkout with stubs in place of answers, in a folder whose name is a test by itself."""
+    copy = copy_of_course(tmp_path_factory.mktemp("course") / "ein Überblick, 概要")
+    put_stubs(copy)
+    yield copy

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from shutil import copytree, ignore_patterns
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -71,13 +70,6 @@ def torchrun_command(
 
 def torchrun(script: Path, *arguments: str | Path, ranks: int = 2, **options) -> Done:
     return command(*torchrun_command(script, ranks, *arguments), **options)
-
-
-def copy_of_checkout(target: Path) -> Path:
-    """Copy the checkout, without what .gitignore names, and return ``target``."""
-    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()]
-    copytree(ROOT, target, ignore=ignore_patterns(".git", *ignored))
-    return target
 
 
 def notebook_of(*code: str, markdown: Sequence[str] = ()) -> nbformat.NotebookNode:

@@ -1,7 +1,13 @@
-"""Lessons under nbmake: a red one shows what its ranks printed, a green one must show what is committed."""
+"""Lessons under nbmake. They run in a copy of the course, so that nothing of the reader's is written.
+
+A red one shows what its ranks printed. A green one must show what is committed. One in which a cell says that
+it was not run here counts as skipped.
+"""
 
 import functools
 import os
+import tempfile
+import warnings
 from pathlib import Path
 
 import nbformat
@@ -12,9 +18,13 @@ from nbmake import nb_run
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.pytest_items import NotebookFailedException, NotebookItem
 
+from shared.runtime.errors import InputError
 from shared.runtime.ports import free_port
-from shared.tools.outputs import ANSI, compare
-from tests.warm_notebooks import WarmNotebooks
+from shared.tools.copies import copy_of_course, put_stubs
+from shared.tools.lessons import read_lesson
+from shared.tools.outputs import ANSI, compare, not_run
+from shared.tools.refresh import KEY, is_fresh
+from tests.helpers import ROOT
 
 SECTION = "what the failing cell printed"
 SHOWN_CHARACTERS = 6000
@@ -23,21 +33,23 @@ LONGEST = ("27_", "13_")  # they wait for minutes, and other tests run meanwhile
 DEVICE = "RANK_BY_RANK_DEVICE"
 BEFORE = pytest.StashKey[str | None]()
 THEIR_PORT = LocalPortCache.find_available_port
-WARM = WarmNotebooks()
+COPY = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[BEFORE] = os.environ.get(DEVICE)
     os.environ.setdefault(DEVICE, "cpu")  # the committed outputs are those of CPUs
+    config.stash[COPY] = tempfile.TemporaryDirectory(prefix="rank-by-rank-", ignore_cleanup_errors=True)
     # As in `make refresh`: without it the frames of a progress bar stay apart and outputs never agree.
     nb_run.NotebookClient = functools.partial(NotebookClient, coalesce_streams=True)
-    nb_run.NotebookRun.execute = compared(nb_run.NotebookRun.execute)
+    folder = Path(config.stash[COPY].name) / "course"
+    nb_run.NotebookRun.execute = compared(nb_run.NotebookRun.execute, folder)
     # A kernel binds its ports seconds after they were found free; under load others took them meanwhile.
     LocalPortCache.find_available_port = lambda cache, ip: free_port()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    WARM.stop()
+    config.stash[COPY].cleanup()
     if config.stash[BEFORE] is None:
         os.environ.pop(DEVICE, None)
     LocalPortCache.find_available_port = THEIR_PORT
@@ -52,7 +64,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if isinstance(item, NotebookItem):
-        item.add_marker("slow")
+        item.add_marker("lesson")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,18 +93,41 @@ def printed_by_failing_cell(result: NotebookResult) -> str:
     return ANSI.sub("", text).replace("\r\n", "\n")
 
 
-def compared(execute):
-    """``NotebookRun.execute``, with a difference from the committed outputs as one more error."""
+def compared(execute, folder: Path):
+    """``NotebookRun.execute`` in a copy of the course, with a difference from its outputs as one more error.
+
+    The copy is made in ``folder`` for the first lesson of this process.
+    """
 
     @functools.wraps(execute)
     def wrapper(self: nb_run.NotebookRun) -> NotebookResult:
-        WARM.start()
+        if not folder.exists():
+            put_stubs(copy_of_course(folder))
+        path = Path(self.filename).resolve()
+        if path.parent == ROOT / "notebooks":
+            self.filename = folder / "notebooks" / path.name
         committed = nbformat.read(self.filename, 4)
         result = execute(self)
-        if result.error is None and (differences := compare(committed, result.nb)):
-            trace = "\n".join([*differences, "Run `make refresh` if the new outputs are right."])
-            summary = f"{len(differences)} cell(s) show something else than what is committed"
-            result = NotebookResult(nb=result.nb, error=NotebookError(summary, trace, NO_CELL))
+        if result.error is not None:
+            return result
+        if is_edited(self.filename, committed):
+            warnings.warn(f"{path.name} was edited: its outputs are not compared", stacklevel=1)
+            return result
+        if differences := compare(committed, result.nb):
+            summary = f"{len(differences)} cell(s) show something else than what is in the notebook"
+            return NotebookResult(nb=result.nb, error=NotebookError(summary, "\n".join(differences), NO_CELL))
+        if reasons := not_run(result.nb):
+            pytest.skip("; ".join(reasons))
         return result
 
     return wrapper
+
+
+def is_edited(path: Path, notebook: nbformat.NotebookNode) -> bool:
+    """Whether its code, its labs or their helpers are no longer those that gave the outputs it holds."""
+    if KEY not in notebook.metadata:
+        return False
+    try:
+        return not is_fresh(read_lesson(path, path.parents[1]), path.parents[1])
+    except InputError:
+        return True

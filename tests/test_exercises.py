@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools.sync import stub_of
+from shared.runtime.stubs import stub_of
 from tests.answers import Answer, answers_of, right, solution_of, wrong
 from tests.helpers import EXERCISE_FOLDER, EXERCISES, ROOT, SCRIPTS, Done
 from tests.launch import Job, run_job, warm_torchrun

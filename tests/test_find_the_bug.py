@@ -16,7 +16,7 @@ import nbformat
 import pytest
 
 from shared.checklist.findings import findings
-from shared.lesson_10.diffs import fenced
+from shared.tools.diffs import fenced
 from shared.tools.lessons import cells_of
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
 from tests.launch import Job, run_job

@@ -16,6 +16,7 @@ from typing import Any
 
 from shared.runtime import last_words
 from shared.runtime.errors import CourseError, InputError
+from shared.runtime.writing import write_cell
 
 COMMAND_NOT_FOUND = 127  # exit code of a shell
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,7 @@ def setup() -> None:
       a check said last is said again below torchrun's summary.
     - So does a command that is interrupted, whatever its exit code.
     - Results that labs record go to a folder of this kernel's own.
+    - ``%%writefile`` puts no stub over an answer, and keeps a lab that was edited by hand.
     - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU: plain labs know nothing of that variable.
 
     Raises:
@@ -145,13 +147,4 @@ def _show_in_one_line(
 
 
 def _writefile(line: str, cell: str) -> None:
-    """``%%writefile PATH`` in one step: a run of another notebook never reads a half-written file."""
-    path = Path(line.strip())
-    if not path.parent.is_dir():
-        raise InputError(f"%%writefile: there is no folder {path.parent.as_posix()}")
-    if not path.exists() or path.read_text(encoding="utf-8") != cell:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(cell)
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
-    print(f"Wrote {path.as_posix()}")
+    print(write_cell(Path(line.strip()), cell))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.tools.lessons import Lesson
-from shared.tools.minutes import Effort
 
 PARTS = {  # {title: its first lesson}
     "Part 1 · Processes that talk": "00",
@@ -69,9 +68,8 @@ def hours(minutes: int) -> str:
 class Tables:
     """Tables of the course for a page in ``folder``, which is relative to the root of the course."""
 
-    def __init__(self, lessons: list[Lesson], efforts: list[Effort], folder: str) -> None:
+    def __init__(self, lessons: list[Lesson], folder: str) -> None:
         self.lessons = {lesson.number: lesson for lesson in lessons}
-        self.efforts = dict(zip(self.lessons, efforts, strict=True))
         self.folder = folder
 
     def all(self) -> dict[str, str]:
@@ -104,13 +102,12 @@ class Tables:
             rows = ["| # | Lesson | Question | Minutes + exercise | Labs |", "|---|---|---|---|---|"]
             for number in numbers:
                 lesson = self.lessons[number]
-                effort = self.efforts[number]
                 labs = "<br>".join(f"`{Path(name).name}`" for name in lesson.labs)
                 cells = [
                     number,
                     self._lesson(number, lesson.header["title"]),
                     lesson.header["question"],
-                    f"{effort.reading} + {effort.exercise}",
+                    f"{lesson.header['minutes']} + {lesson.header['exercise']}",
                     labs,
                 ]
                 rows.append(f"| {' | '.join(cells)} |")
@@ -130,8 +127,8 @@ class Tables:
         return f"[{text}]({os.path.relpath(file, self.folder or '.')})"
 
     def _time(self, numbers: list[str]) -> str:
-        reading = sum(self.efforts[number].reading for number in numbers)
-        exercise = sum(self.efforts[number].exercise for number in numbers)
+        reading = sum(int(self.lessons[number].header["minutes"]) for number in numbers)
+        exercise = sum(int(self.lessons[number].header["exercise"]) for number in numbers)
         return f"{hours(reading)} + {hours(exercise)}"
 
 

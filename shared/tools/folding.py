@@ -6,7 +6,7 @@ Nobody sets this by hand: ``make sync`` does, from the cell alone. Folded is wha
 - a cell of ``LONG`` lines or more that draws: its picture is what is looked at.
 
 Plain labs, exercises, job scripts and all other cells stay open. Above a folded lab stands a line that begins
-with ``Folded:``. It says what the lab does; ``make sync`` adds for how long it runs.
+with ``Folded:`` and says what the lab does.
 """
 
 import ast

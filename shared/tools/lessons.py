@@ -24,6 +24,7 @@ WRITEFILE = re.compile(
     rf"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py|labs/\w+\.(?:{'|'.join(OTHER_KINDS)}))(?:\n|$)"
 )
 RUN_AS_MODULE = re.compile(r"-m (shared(?:\.\w+)*)")
+ANSWER = "/exercise.py"
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
 
 
@@ -131,6 +132,7 @@ def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:
     code = [cell.source for cell in cells_of(lesson.notebook, "code")]
     names = {name for source in code for name in LAB_NAME.findall(source)}
     names |= {name for name in names for name in LAB_NAME.findall(_read(root / name))}
+    names = {name for name in names if not name.endswith(ANSWER)}  # each reader's own
     files = {name: _read(root / name) for name in names}
     # The check of an exercise belongs to the notebook's outputs, its solution does not.
     todo = {m for source in code for m in imported_modules(plain_python(source))}

@@ -1,10 +1,12 @@
-"""``make sync``: bring everything that is derived from the notebooks up to date, without running anything.
+"""``make sync``: bring what is derived from notebooks and solutions up to date, and format all code.
 
-- ``labs/lab_*`` and ``labs/exercises/*/exercise.py`` from the ``%%writefile`` cells.
-- The stub in an exercise's cell from its solution: each block between marks becomes a ``raise``.
-- Fenced diffs in lessons become HTML with colours.
+Nothing is run. Written are:
+
+- ``labs/lab_*`` from the ``%%writefile`` cells, or the cells from the labs: the side that has changed since
+  the last commit counts. If both have, both are named and nothing is written.
+- The stub in an exercise's cell, from its solution. A cell that holds an answer is left alone.
+- Fenced diffs in lessons, as HTML with colours.
 - Which cells are folded, by the rule of ``shared.tools.folding``.
-- The minutes in each header, and above each folded lab for how long it runs: ``shared.tools.minutes``.
 - The line of links under each header, and the line at the end of each lesson that leads on.
 - What stands between marks, in the README, in ``notebooks/*.md`` and in lesson 00: ``parts``, ``routes`` and
   ``lessons`` from ``shared.tools.course``, the predictions of all lessons with their answers as
@@ -15,22 +17,30 @@
 import argparse
 import base64
 import re
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 
 import nbformat
 
-from shared.lesson_10.diffs import coloured
+from shared.runtime.errors import InputError
+from shared.runtime.stubs import stub_of
 from shared.tools import run_tool
 from shared.tools.course import Tables, next_line
+from shared.tools.diffs import coloured
 from shared.tools.folding import fold
-from shared.tools.lessons import OTHER_KINDS, ROOT, Lesson, cells_of, read_lessons, written_files
-from shared.tools.minutes import effort_of, read_times, tell_times
+from shared.tools.lessons import (
+    ANSWER,
+    OTHER_KINDS,
+    ROOT,
+    WRITEFILE,
+    Lesson,
+    cells_of,
+    read_lessons,
+    written_files,
+)
 
-BEGIN = "# solution: begin"
-FOUND = "# solution: found"
-END = "# solution: end"
-TODO = "raise NotImplementedError  # your turn: replace this line"
 MARKS = re.compile(
     r"(?P<begin><!-- (?P<name>[\w-]+): written by `make sync` -->\n)"
     r".*?(?P<end>(?<=\n)<!-- (?P=name): end -->)",
@@ -39,33 +49,6 @@ MARKS = re.compile(
 NEXT = re.compile(r"\n\n(?:\*\*Next:\*\*|\[all lessons\])[^\n]*\Z")
 PREDICTION = re.compile(r"^\*\*Predict:\*\* (.+?)\n\n(<details>.*?</details>)", re.MULTILINE | re.DOTALL)
 SHOWN = "readme:"  # begins the tag of a cell whose output the README shows, too
-MINUTES = re.compile(r"\d+ min \+ \d+ min exercise")
-
-
-def stub_of(solution: str) -> str:
-    """What a reader starts from: each marked block of the solution becomes ``raise NotImplementedError``.
-
-    A block with a line ``# solution: found`` becomes the comments below that line, as code.
-    """
-    lines: list[str] = []
-    begin = 0  # of the block that we are in: the number of its first line in the stub
-    place = "outside"
-    for line in solution.splitlines():
-        mark = line.strip()
-        if mark == BEGIN:
-            place = "inside"
-            begin = len(lines)
-            lines.append(line.replace(BEGIN, TODO))
-        elif mark == FOUND:
-            place = "found"
-            del lines[begin:]
-        elif mark == END:
-            place = "outside"
-        elif place == "outside":
-            lines.append(line)
-        elif place == "found":
-            lines.append(line.replace("# ", "", 1))
-    return "\n".join(lines) + "\n"
 
 
 def links_line(lessons: list[Lesson], index: int) -> str:
@@ -80,34 +63,133 @@ def links_line(lessons: list[Lesson], index: int) -> str:
     return " · ".join([*parts, "[All lessons](lessons.md)"])
 
 
+def committed(name: str, root: Path) -> str | None:
+    """The file ``name`` as the last commit has it, or None."""
+    command = ["git", "show", f"HEAD:./{name}"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
+    except FileNotFoundError:  # there is no git
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def reconcile(root: Path = ROOT) -> None:
+    """Make each lab equal to its cell, by the side that has changed since the last commit.
+
+    Raises:
+        InputError: both sides have changed, or nobody knows which one has. Nothing is written then.
+    """
+    files: dict[Path, str] = {}
+    notebooks: dict[Path, str] = {}
+    undecided = []
+    for lesson in read_lessons(root):
+        differing = {}
+        for name in [*lesson.labs, *lesson.other_files]:
+            path = root / name
+            if not path.is_file():
+                files[path] = lesson.written[name]
+            elif path.read_text(encoding="utf-8") != lesson.written[name]:
+                differing[name] = path.read_text(encoding="utf-8")
+        old = _committed_cells(lesson, root) if differing else {}
+        taken = {}
+        for name, text in differing.items():
+            if lesson.written[name] == old.get(name):
+                taken[name] = text
+            elif text == old.get(name):
+                files[root / name] = lesson.written[name]
+            else:
+                undecided.append(f"{name} and its cell in {lesson.path.name}")
+        if taken:
+            _put_into_cells(lesson, taken)
+            notebooks[root / lesson.path] = nbformat.writes(lesson.notebook) + "\n"
+    if undecided:
+        raise InputError(
+            "these have both changed since the last commit, make them equal: " + ", ".join(undecided)
+        )
+    for path, text in {**files, **notebooks}.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(root).as_posix()}")
+
+
+def _committed_cells(lesson: Lesson, root: Path) -> dict[str, str]:
+    text = committed(lesson.path.as_posix(), root)
+    return written_files(nbformat.reads(text, 4), lesson.path.name) if text else {}
+
+
+def _put_into_cells(lesson: Lesson, texts: dict[str, str]) -> None:
+    for cell in cells_of(lesson.notebook, "code"):
+        match = WRITEFILE.match(cell.source)
+        if match and match[1] in texts:
+            cell.source = f"{cell.source.splitlines()[0]}\n{texts[match[1]].rstrip()}"
+
+
+def format_code(root: Path = ROOT) -> None:
+    """Sort imports and format all code. ruff leaves ``%%writefile`` cells alone, so labs go back into them.
+
+    Raises:
+        InputError: ruff cannot read a file; it has said why.
+    """
+    for arguments in (["check", "--fix", "--quiet", "--select", "I"], ["format", "--quiet"]):
+        if subprocess.run([sys.executable, "-m", "ruff", *arguments], cwd=root).returncode:
+            raise InputError("nothing else was done: mend the file that ruff names")
+    for lesson in read_lessons(root):
+        names = [*lesson.labs, *lesson.other_files]
+        texts = {name: (root / name).read_text(encoding="utf-8") for name in names}
+        changed = {name: text for name, text in texts.items() if text != lesson.written[name]}
+        if changed:
+            _put_into_cells(lesson, changed)
+            (root / lesson.path).write_text(nbformat.writes(lesson.notebook) + "\n", encoding="utf-8")
+
+
+def answers(lesson: Lesson, root: Path = ROOT) -> list[nbformat.NotebookNode]:
+    """Cells of exercises that hold an answer: they are not empty, and no stub of today or the last commit."""
+    found = []
+    for cell, stub, solution in _exercise_cells(lesson, root):
+        source = cell.source.rstrip()
+        if source != stub and len(source.splitlines()) > 1:
+            old_solution = committed(solution.relative_to(root).as_posix(), root)
+            if old_solution is None or source != _stub_cell(cell, old_solution):
+                found.append(cell)
+    return found
+
+
+def _exercise_cells(lesson: Lesson, root: Path) -> list[tuple[nbformat.NotebookNode, str, Path]]:
+    """(cell, what its stub is, the solution) of each exercise that has a solution."""
+    found = []
+    for cell in cells_of(lesson.notebook, "code"):
+        match = WRITEFILE.match(cell.source)
+        if match and match[1].endswith(ANSWER):
+            solution = (root / match[1]).with_name("solution.py")
+            if solution.is_file():
+                found.append((cell, _stub_cell(cell, solution.read_text(encoding="utf-8")), solution))
+    return found
+
+
+def _stub_cell(cell: nbformat.NotebookNode, solution: str) -> str:
+    return f"{cell.source.splitlines()[0]}\n{stub_of(solution).rstrip()}"
+
+
 def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     """{path: text it must have} of all that is derived; None for a file that nothing writes."""
     lessons = read_lessons(root)
-    times = read_times(root)
-    efforts = [effort_of(lesson, times.get(lesson.number, {})) for lesson in lessons]
-    tables_for_lessons = Tables(lessons, efforts, "notebooks").all()
+    tables_for_lessons = Tables(lessons, "notebooks").all()
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
         notebook = lesson.notebook
         fold(notebook)
-        tell_times(lesson, times.get(lesson.number, {}))
         head = notebook.cells[0]
-        minutes = f"{efforts[index].reading} min + {efforts[index].exercise} min exercise"
-        lines = MINUTES.sub(minutes, head.source, count=1).split("\n")
-        head.source = "\n".join([*lines[:5], "", links_line(lessons, index)])
+        head.source = "\n".join([*head.source.split("\n")[:5], "", links_line(lessons, index)])
         last = notebook.cells[-1]
         last.source = f"{NEXT.sub('', last.source)}\n\n{next_line(lessons, index)}"
-        for cell in notebook.cells:
-            if cell.cell_type == "markdown":
-                cell.source = coloured(filled(cell.source, tables_for_lessons))
-            elif cell.source.startswith("%%writefile ../labs/exercises/"):
-                first = cell.source.splitlines()[0]
-                solution = root / Path(first.split()[1].removeprefix("../")).with_name("solution.py")
-                if solution.is_file():
-                    cell.source = f"{first}\n{stub_of(solution.read_text(encoding='utf-8')).rstrip()}"
+        kept = [id(cell) for cell in answers(lesson, root)]
+        for cell, stub, _ in _exercise_cells(lesson, root):
+            if id(cell) not in kept:
+                cell.source = stub
+        for cell in cells_of(notebook, "markdown"):
+            cell.source = coloured(filled(cell.source, tables_for_lessons))
         wanted[root / lesson.path] = nbformat.writes(notebook) + "\n"
-        for name, text in written_files(notebook, lesson.path.name).items():
-            wanted[root / name] = text
+        for name in [*lesson.labs, *lesson.other_files]:
+            wanted[root / name] = lesson.written[name]
     shown = {
         name: "".join(data["text/markdown"])
         for name, data in shown_in_readme(lessons)
@@ -116,10 +198,9 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
     for page in [root / "README.md", *sorted((root / "notebooks").glob("*.md"))]:
         if page.is_file():
             folder = "" if page.parent == root else "notebooks"
-            tables = {**Tables(lessons, efforts, folder).all(), **shown, "questions": questions(lessons)}
+            tables = {**Tables(lessons, folder).all(), **shown, "questions": questions(lessons)}
             wanted[page] = filled(page.read_text(encoding="utf-8"), tables)
-    kinds = [(root / "labs").glob(f"*.{kind}") for kind in ("py", *OTHER_KINDS)]
-    for path in sorted([*chain(*kinds), *(root / "labs").glob("exercises/*/exercise.py")]):
+    for path in sorted(chain(*((root / "labs").glob(f"*.{kind}") for kind in ("py", *OTHER_KINDS)))):
         wanted.setdefault(path, None)
     return wanted
 
@@ -189,13 +270,18 @@ def questions(lessons: list[Lesson]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write what is derived from the notebooks.")
+    parser = argparse.ArgumentParser(description="Write what is derived, and format all code.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something differs")
     if parser.parse_args().check:
         problems = differences()
         for path, problem in problems.items():
             print(f"{path.relative_to(ROOT).as_posix()} {problem}")
         return int(bool(problems))
+    reconcile()
+    format_code()
+    for lesson in read_lessons():
+        if answers(lesson):
+            print(f"{lesson.path.as_posix()}: its exercise holds an answer, which stays")
     return write_all()
 
 

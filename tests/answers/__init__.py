@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from textwrap import dedent, indent
 
-from shared.tools.sync import BEGIN, END
+from shared.runtime.stubs import BEGIN, END
 from tests.helpers import EXERCISE_FOLDER
 
 Change = tuple[str, str]
