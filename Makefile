@@ -17,6 +17,14 @@ SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
+# TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
+export TORCH_INDEX
+NO_PYTHON := $(PYTHON) is no Python 3 that starts: install Python 3.11 to 3.14, or name one, as in PYTHON=python3.12
+SET_UP = test "$$($(PYTHON) -c 'import sys; print(sys.version_info[0])' 2>&1)" = 3 \
+	|| { echo "set-up: $(NO_PYTHON)"; exit 1; }; $(PYTHON) .ci/set_up.py $@
+# An environment whose Python is gone, as after an upgrade of the system, is made again.
+$(shell test -x $(BIN)/python || rm -f $(DONE))
+
 .PHONY: help setup lab fit test test-all more copied run check sync refresh site clean
 .DEFAULT_GOAL := help
 
@@ -34,23 +42,14 @@ help:
 	@echo "  make test-all  make test, and all that it leaves out"
 	@echo "make clean removes what make installed and built; answers and runs/ stay"
 
-# TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
 $(DONE): pyproject.toml $(VERSIONS)
-	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages; this takes minutes, once"
-	@if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q --no-deps --index-url "$(TORCH_INDEX)" $$(grep '^torch' $(VERSIONS)); fi
-	@$(BIN)/python -m pip install -q $(PACKAGES)
-	@touch $(DONE)
+	@$(SET_UP) $(PACKAGES)
 
 $(SITE): $(DONE)
-	@$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[site]"
-	@touch $@
+	@$(SET_UP) -c .ci/constraints.txt -e ".[site]"
 
 $(OLDEST)/.installed: .ci/oldest-kernel.txt $(DONE)
-	@test -x $(OLDEST)/bin/pip || $(BIN)/python -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip install -q -r .ci/oldest-kernel.txt
-	@touch $@
+	@$(SET_UP) -r .ci/oldest-kernel.txt
 
 setup: $(DONE)
 

@@ -34,6 +34,7 @@ def test_the_version_is_told_once():
     newest = re.search(r"^## (\S+) – (\S+)$", read("CHANGELOG.md"), re.MULTILINE)
     assert newest and newest.groups() == (version, str(citation["date-released"]))
     assert citation["license"] == pyproject()["project"]["license"]
+    assert citation["authors"] == pyproject()["project"]["authors"]
 
 
 def test_the_workflow_runs_what_the_makefile_has():
@@ -58,7 +59,7 @@ def test_make_takes_no_other_torch():
 def test_oldest_torch_gets_an_environment_of_its_own():
     done = command("make", "-n", "-B", "setup", "TORCH=oldest")
     assert done.returncode == 0
-    assert ".venv-oldest-torch/bin/python -m pip install -q -r .ci/oldest-torch.txt" in done.stdout
+    assert '.ci/set_up.py .venv-oldest-torch/.installed -r .ci/oldest-torch.txt -e ".[test]"' in done.stdout
 
 
 def test_the_dev_container_is_set_up_by_make():

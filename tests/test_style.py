@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -26,9 +27,10 @@ TANGLED = (
 def linter(name: str, *paths: str | Path, cwd: Path = ROOT) -> Done:
     """Run a linter as pre-commit does, or on other ``paths``."""
     program, *options = LINTERS[name].split()
-    here = Path(sys.executable).parent / Path(program).name
-    if not here.exists():
-        pytest.skip(f"{here.name} is not installed: `make setup`")
+    here = Path(sys.executable) if program == "python" else Path(sys.executable).parent / program
+    module = options[1] if program == "python" else "importlinter"
+    if find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"{module} is not installed: `make setup`")
     return command(here, *options, *paths, root=cwd, cwd=cwd)
 
 
