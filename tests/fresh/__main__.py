@@ -143,12 +143,14 @@ class Machine:
         with self.start("make lab", "make lab") as server:
             while server.poll() is None and not answers:
                 time.sleep(1)
-                address = ADDRESS.search(self.log("make lab").read_text(errors="replace"))
-                with suppress(OSError):  # it does not listen yet
-                    answers = bool(address) and DIRECTLY.open(address.group(), timeout=10).status == 200
+                if address := ADDRESS.search(self.log("make lab").read_text(errors="replace")):
+                    with suppress(OSError):  # it does not listen yet
+                        answers = DIRECTLY.open(address.group(), timeout=10).status == 200
             said = self.log("make lab").read_text(errors="replace")
             self.tell("make lab", began, "passed: it answers" if answers else "FAILED: it ended", said)
-            return answers and self.run("lesson 00", self.start("lesson 00", LESSON_00))
+            if answers:
+                self.run("lesson 00", self.start("lesson 00", LESSON_00))
+        return answers
 
     def visit(self, count: int, wrong: bool) -> None:
         """The README's commands. Exercises are solved when the lab has run, and must be there at the end."""
