@@ -8,8 +8,8 @@ from tests.fresh.__main__ import main, readme_commands
 from tests.helpers import ROOT
 
 ANSWERS = {
-    ("potato",): "invalid choice: 'potato'",
-    ("sid", "--solved", "7"): "invalid choice: 7",
+    ("potato",): "potato",
+    ("sid", "--solved", "7"): "--solved",
     ("sid", "--wrong"): "--wrong needs --solved",
 }
 

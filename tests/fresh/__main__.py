@@ -35,15 +35,11 @@ NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "
 
 # Process 1 of a machine; it reaps orphans. Not a chroot: user namespaces are refused there.
 ENTER = """set -e
-mount --bind "$1" "$1"
-cd "$1"
+mount --bind "$1" "$1"; cd "$1"
 mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
-mount --rbind /dev dev
-mount -t tmpfs -o mode=1777 tmpfs dev/shm
-/sbin/pivot_root . mnt
-umount -l /mnt
-cd "$3"
+mount --rbind /dev dev; mount -t tmpfs -o mode=1777 tmpfs dev/shm
+/sbin/pivot_root . mnt; umount -l /mnt; cd "$3"
 setpriv --reuid "$2" --regid "$2" --clear-groups bash -l -c "$4" || exit $?
 """
 
