@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
-from shared.runtime import last_words
+from shared.runtime import environment, last_words
 from shared.runtime.errors import CourseError, InputError
 
 COMMAND_NOT_FOUND = 127  # exit code of a shell
@@ -83,6 +83,7 @@ def log_file(name: str) -> str:
 
 
 def _set_environment(root: Path) -> None:
+    environment.enter_lab_environment()
     scripts = sysconfig.get_path("scripts")
     for name, folder in (("PATH", scripts), ("PYTHONPATH", str(root))):
         before = [part for part in os.environ.get(name, "").split(os.pathsep) if part and part != folder]
