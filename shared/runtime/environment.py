@@ -52,6 +52,7 @@ FIXED = {
     "LC_ALL": "C.UTF-8",  # letters beyond ASCII, English messages, and sort by code point
     "PYTHON_COLORS": "0",  # Python 3.13 and later
     "NO_COLOR": "1",  # all others that know of the wish
+    "PYTHONWARNINGS": "ignore:Guards may run slower on Python",  # what torch says of Python 3.13.0
 }
 
 
