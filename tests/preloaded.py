@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from multiprocessing.process import current_process
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def die_with_parent() -> None:
 def prepare() -> None:
     die_with_parent()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a rank leaves behind becomes our child
+    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # such a child's
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("tests.launch")
