@@ -220,7 +220,9 @@ if __name__ == "__main__":
 
 def test_the_end_of_what_a_job_left_behind_is_no_output(tmp_path: Path):
     """The library's fork server warns of children that it has not started."""
-    orphan = "import os, subprocess\nif not os.fork():\n    subprocess.Popen(['sleep', '600'])\n    os._exit(0)"
+    orphan = (
+        "import os, subprocess\nif not os.fork():\n    subprocess.Popen(['sleep', '600'])\n    os._exit(0)"
+    )
     driver = script(
         tmp_path,
         f"""
