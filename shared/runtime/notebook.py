@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -84,6 +85,7 @@ def log_file(name: str) -> str:
 
 def _set_environment(root: Path) -> None:
     environment.enter_lab_environment()
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # as each kernel is, and `!` forks
     scripts = sysconfig.get_path("scripts")
     for name, folder in (("PATH", scripts), ("PYTHONPATH", str(root))):
         before = [part for part in os.environ.get(name, "").split(os.pathsep) if part and part != folder]
