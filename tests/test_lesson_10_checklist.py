@@ -160,7 +160,7 @@ def test_the_corpus_tells_what_could_not_be_read(tmp_path: Path, capsys, monkeyp
 def test_what_python_warns_of_while_it_reads_is_no_finding(tmp_path: Path):
     script = write(tmp_path, "escapes.py", 'DIGITS = "\\d+"\n')
     done = command(sys.executable, "-W", "always", "-m", "shared.checklist", script)
-    assert done.stdout == "1 file, 27 rules: nothing found\n"
+    assert done.stdout.endswith("rules: nothing found\n") and done.stdout.count("\n") == 1
 
 
 # --- Our own labs ---
