@@ -13,7 +13,6 @@ import psutil
 from nbclient import NotebookClient
 from tqdm import tqdm
 
-from shared.runtime.environment import enter_lab_environment
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, Lesson, inputs_digest, read_lessons
 from shared.tools.minutes import measured, read_times, write_times
@@ -103,7 +102,6 @@ def main() -> int:
         return 1
     todo = [lesson for lesson in lessons if lesson.number in wanted or (not wanted and not is_fresh(lesson))]
     failed = False
-    enter_lab_environment()
     os.environ.setdefault("RANK_BY_RANK_DEVICE", "cpu")  # so that outputs are the same everywhere
     for lesson in tqdm(todo, desc="refresh", unit="lesson"):
         for problem in execute(lesson):

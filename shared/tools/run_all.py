@@ -8,7 +8,6 @@ import papermill
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from shared.runtime.environment import enter_lab_environment
 from shared.tools import run_tool
 from shared.tools.lessons import ROOT, read_lessons
 
@@ -19,7 +18,6 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs", help="where executed copies go")
     options = parser.parse_args()
     parameters = {} if options.world_size is None else {"WORLD_SIZE": options.world_size}
-    enter_lab_environment()
     options.folder.mkdir(parents=True, exist_ok=True)
     rows = []
     bar = tqdm(read_lessons(), desc="lessons", unit="lesson")
