@@ -38,5 +38,6 @@ def prepare() -> None:
     atexit.register(gc.unfreeze)  # at the end it must, or nanobind reports leaks
 
 
-if "multiprocessing.forkserver" in sys.modules and sys.argv[0] == "-c" and "pytest" not in sys.modules:
+# In a fork server. Newer Pythons give it the ``sys.argv`` of the process that starts it.
+if any("from multiprocessing.forkserver import main" in word for word in sys.orig_argv):
     prepare()
