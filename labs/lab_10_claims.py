@@ -75,7 +75,7 @@ def draws(way: str, cfg: Config, group: Group) -> dict[str, list[int]]:
     }
     by_rank = torch.Generator().manual_seed(cfg.seed + group.rank)
     options = {"worker_init_fn": inits.get(way), "generator": by_rank if "generator" in way else None}
-    loader = DataLoader(Draws(), None, num_workers=cfg.workers, **options)
+    loader = DataLoader(Draws(), None, num_workers=cfg.workers, multiprocessing_context="fork", **options)
     first = {}
     for worker, numbers in loader:
         first.setdefault(worker, [int(number) for number in numbers])

@@ -385,6 +385,7 @@ def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[Data
     common = {
         "num_workers": options.workers,
         "persistent_workers": options.workers > 0,
+        "multiprocessing_context": "fork" if options.workers and sys.platform == "linux" else None,
         "pin_memory": ranks.on_gpu,
         "worker_init_fn": leave_signals_to_the_rank,
     }

@@ -13,6 +13,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from shared.runtime.environment import lab_environment
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 EXERCISE_FOLDER = ROOT / "labs" / "exercises"
@@ -20,7 +22,6 @@ LESSON_PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 EXERCISES = sorted(path.parent.name for path in EXERCISE_FOLDER.glob("*/solution.py"))
 Done = subprocess.CompletedProcess
 HANG_S = 600  # bounds a hang; nothing is measured with it
-SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @cache
@@ -31,10 +32,10 @@ def scratch() -> tempfile.TemporaryDirectory:
 
 def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
     """A reader's environment: ``python`` is this one, ``shared`` that of ``root``, or None: as installed."""
-    unwanted = (*SET_BY_TORCHRUN, "RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS")
+    unwanted = ("RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS")
     kept = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in lab_environment(os.environ).items()
         if name not in unwanted and not name.startswith("PYTEST_")
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])

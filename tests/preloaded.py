@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from multiprocessing.process import current_process
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def die_with_parent() -> None:
 def prepare() -> None:
     die_with_parent()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a rank leaves behind becomes our child
+    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # such a child's
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("tests.launch")
@@ -36,5 +38,6 @@ def prepare() -> None:
     atexit.register(gc.unfreeze)  # at the end it must, or nanobind reports leaks
 
 
-if "multiprocessing.forkserver" in sys.modules and sys.argv[0] == "-c" and "pytest" not in sys.modules:
+# In a fork server. Newer Pythons give it the ``sys.argv`` of the process that starts it.
+if any("from multiprocessing.forkserver import main" in word for word in sys.orig_argv):
     prepare()

@@ -218,6 +218,27 @@ if __name__ == "__main__":
         wait_until(lambda pid=pid: not is_running(pid), "a rank is gone")
 
 
+def test_the_end_of_what_a_job_left_behind_is_no_output(tmp_path: Path):
+    """The library's fork server warns of children that it has not started."""
+    orphan = (
+        "import os, subprocess\nif not os.fork():\n    subprocess.Popen(['sleep', '600'])\n    os._exit(0)"
+    )
+    driver = script(
+        tmp_path,
+        f"""
+from pathlib import Path
+from tests.launch import SERVERS, Job, run_job
+if __name__ == "__main__":
+    job = Path({str(tmp_path / "orphan.py")!r})
+    job.write_text({orphan!r}, encoding="utf-8")
+    for _ in range(2):
+        assert run_job(Job(job, ranks=0)).returncode == 0
+    print(len(SERVERS.all))
+""",
+    )
+    assert python(driver).stdout == "2\n"
+
+
 def test_a_server_with_a_second_thread_does_not_fork(tmp_path: Path):
     """It would copy locks that the other thread holds."""
     code = """

@@ -62,7 +62,7 @@ def test_the_lessons_use_the_words_of_the_table():
 def test_of_several_failures_in_one_look_the_lowest_rank_is_named(both: bool, named: int, tmp_path: Path):
     """Rank 1 fails, rank 0 later. The launcher looks after the first failure, or when both have failed."""
     may_fail = tmp_path / "may_fail"
-    scripts = {0: ("-c", f"while [ ! -e {may_fail} ]; do sleep 0.1; done; exit 1"), 1: ("-c", "exit 1")}
+    scripts = {0: ("-c", f"while [ ! -e '{may_fail}' ]; do sleep 0.1; done; exit 1"), 1: ("-c", "exit 1")}
     processes = start_processes(
         name="test", entrypoint="/bin/sh", args=scripts, envs={0: {}, 1: {}}, logs_specs=DefaultLogsSpecs()
     )

@@ -157,6 +157,12 @@ def test_the_corpus_tells_what_could_not_be_read(tmp_path: Path, capsys, monkeyp
     assert "broken.py:1: no Python: " in capsys.readouterr().err
 
 
+def test_what_python_warns_of_while_it_reads_is_no_finding(tmp_path: Path):
+    script = write(tmp_path, "escapes.py", 'DIGITS = "\\d+"\n')
+    done = command(sys.executable, "-W", "always", "-m", "shared.checklist", script)
+    assert done.stdout.endswith("rules: nothing found\n") and done.stdout.count("\n") == 1
+
+
 # --- Our own labs ---
 
 

@@ -307,7 +307,7 @@ def test_the_exit_code_tells_that_a_run_can_go_on(tmp_path: Path):
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path):
     """No file may grow beyond 100 KiB here; a rank's part of a checkpoint is larger."""
     folder = tmp_path / "run"
-    script = f"ulimit -f 100; exec {sys.executable} {TRAIN} --epochs 2 --checkpoints {folder}"
+    script = f"ulimit -f 100; exec '{sys.executable}' '{TRAIN}' --epochs 2 --checkpoints '{folder}'"
     done = command("bash", "-c", script)
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stdout

@@ -4,13 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shared.runtime.loading import load_file
 from shared.runtime.ports import HERE, free_port
-from shared.training.launches import attempts_in, newest
+from shared.training.launches import Launch, attempts_in, newest
 from tests.helpers import HANG_S, ROOT, SCRIPTS, environment, python
 from tests.launch import Job, run_job
+from tests.sleeping_lab import wait_until
 
 LABS = ROOT / "labs"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -40,6 +42,28 @@ def test_a_save_that_was_not_finished_does_not_count(tmp_path: Path):
     for name in ("step_00000007", "step_00000014", "step_00000021.part"):
         (tmp_path / name).mkdir()
     assert newest(tmp_path) == 14
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess])
+def test_a_rank_whose_environment_may_not_be_read_yet_is_found_later(
+    error: type[psutil.Error], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    launch = Launch("two", ["sh", "-c", "RANK=0 sleep 600 & RANK=1 sleep 600 & wait"], tmp_path)
+    try:
+        wait_until(lambda: len(launch.running()) == 2, "both ranks are seen")
+        launch.ranks.clear()
+
+        def refuse(process: psutil.Process) -> dict[str, str]:
+            raise error(process.pid)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "environ", refuse)
+            assert launch.running() == []
+        assert [rank.number for rank in launch.running()] == [0, 1]
+    finally:
+        for rank in launch.running():
+            psutil.Process(rank.pid).kill()
+        launch.process.wait(HANG_S)
 
 
 def start_agent(node: int, port: int, log: Path, checkpoint: Path) -> subprocess.Popen:

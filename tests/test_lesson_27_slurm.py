@@ -58,7 +58,7 @@ def test_without_a_keeper_such_a_daemon_would_stay(tmp_path: Path):
 
 
 def test_a_program_that_is_not_there_is_told(keeper: Keeper, tmp_path: Path):
-    with pytest.raises(slurm.CourseError, match="no-such-program could not be started: .*No such file"):
+    with pytest.raises(slurm.CourseError, match="no-such-program could not be started: "):
         keeper.start(["no-such-program"], tmp_path / "out", dict(os.environ))
 
 

@@ -45,6 +45,12 @@ def test_a_cell_tagged_timing_may_differ():
     assert compare(shown("3.1 s", "other"), shown("9.9 s, and more", "other")) != []
 
 
+def test_what_torch_says_of_the_network_is_no_difference():
+    told = "[W1126 01:45:41.195485962 {}] [c10d] The hostname of the client socket cannot be retrieved.\n"
+    assert compare(shown("4 ranks"), shown(told.format("socket.cpp:207") + "4 ranks")) == []
+    assert compare(shown("4 ranks"), shown(told.format("reducer.cpp:207") + "4 ranks")) != []
+
+
 def test_a_cell_tagged_varies_may_differ_in_its_numbers():
     committed = shown("PowerSGD   98.3%, after  80 steps", "varies")
     assert compare(committed, shown("PowerSGD  100.0%, after 112 steps", "varies")) == []

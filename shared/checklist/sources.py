@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tokenize
+import warnings
 from pathlib import Path
 
 MOST_FILES = 400
@@ -48,7 +49,7 @@ class Source:
         self.is_package = path is not None and path.name == "__init__.py"
         self.lines = text.count("\n") + 1
         try:
-            self.tree = ast.parse(text)
+            self.tree = _parsed(text)
         except SyntaxError as error:
             where = self.place(error.lineno or 1)
             raise ScriptError(f"{where}: no Python: {error.msg}") from None
@@ -172,12 +173,18 @@ def _without_magic(text: str) -> str:
     return "\n".join(lines)
 
 
+def _parsed(text: str) -> ast.Module:
+    """Without what newer Pythons warn of while they read, such as an escape in a string: it is no finding."""
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(text)
+
+
 def _program(parts: list[tuple[int, str]], path: Path, name: str) -> Source:
     lines: list[str] = []
     cells = []
     for number, text in parts:
         try:
-            ast.parse(text)
+            _parsed(text)
         except (SyntaxError, ValueError):
             if name:
                 raise ScriptError(f"{path}:cell {number}: no Python") from None

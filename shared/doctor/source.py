@@ -6,6 +6,7 @@ The job's process gives the whole numbers of its frames; the file is read and it
 import ast
 import linecache
 import operator
+import warnings
 from collections.abc import Iterator
 
 SIDES = {"isend": "dst", "irecv": "src"}
@@ -30,7 +31,8 @@ def messages_in(
 ) -> list[tuple[str, int | None]]:
     """[(isend or irecv, the other rank), ...] that a function has come to when it is at this line."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        with warnings.catch_warnings(action="ignore"):  # newer Pythons warn of escapes in strings
+            tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return []
     messages: list[tuple[str, int | None]] = []

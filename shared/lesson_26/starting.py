@@ -236,8 +236,10 @@ def fails() -> None:
 
 @case(
     ERROR,
-    says={0: r"Can't get attribute 'train' on <module '__main__'"},
+    says={0: "^AttributeError: .*'train'"},
     right="^found$",
+    symptom="`AttributeError: Can't get attribute 'train' on <module '__main__'`; "
+    "from Python 3.14 on `module '__main__' has no attribute 'train'`",
     did="`mp.spawn` or a DataLoader worker with a function that was typed into a notebook",
     cause="the new process imports the module by name, and a notebook is no file",
     cure="`%%writefile` and torchrun; a module for the function",
@@ -261,8 +263,9 @@ def function_of_a_notebook(rank: int, cured: bool) -> str:
 
 @case(
     ERROR,
-    says={0: "Can't (pickle|get) local object .*<lambda>"},
+    says={0: "^(AttributeError|PicklingError): .*<lambda>"},
     right="^pickled$",
+    symptom="`Can't pickle local object ...<lambda>`; in Python 3.13 `Can't get local object ...<lambda>`",
     did="`mp.spawn(lambda rank: ...)`, or a lambda sent by RPC",
     cause="a lambda has no name under which another process could find it",
     cure="a function of a module",

@@ -9,12 +9,13 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
-from shared.runtime import last_words
+from shared.runtime import environment, last_words
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.writing import write_cell
 
@@ -85,6 +86,8 @@ def log_file(name: str) -> str:
 
 
 def _set_environment(root: Path) -> None:
+    environment.enter_lab_environment()
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # as each kernel is, and `!` forks
     scripts = sysconfig.get_path("scripts")
     for name, folder in (("PATH", scripts), ("PYTHONPATH", str(root))):
         before = [part for part in os.environ.get(name, "").split(os.pathsep) if part and part != folder]

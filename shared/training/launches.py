@@ -81,6 +81,14 @@ class Rank:
         return int(self.told["RANK"])
 
 
+def _told(process: psutil.Process) -> dict[str, str]:
+    """The environment of a process; nothing if it has ended, or if it is not ours to read, as before exec."""
+    try:
+        return process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # the former includes zombies
+        return {}
+
+
 class Launch:
     """A process that runs ``command``. It dies with this process, and its ranks die with it."""
 
@@ -110,7 +118,7 @@ class Launch:
             for child in psutil.Process(self.process.pid).children():
                 if child.pid in known:
                     continue
-                told = child.environ()
+                told = _told(child)
                 if "RANK" in told:  # else it has been forked, but does not run the script yet
                     self.ranks.append(Rank(child.pid, told, child.create_time()))
         except psutil.NoSuchProcess:
