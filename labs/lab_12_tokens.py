@@ -1,6 +1,6 @@
 """Unequal numbers of tokens, micro-batches and steps: each token of a step counts the same, on all ranks.
 
-With the word "fsdp" the model is sharded by FSDP2, else it is copied by DDP.
+First the model is copied by DDP, then it is sharded by FSDP2.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_tokens.py
 Written by:  notebooks/12_uneven_inputs.ipynb
@@ -8,7 +8,6 @@ Written by:  notebooks/12_uneven_inputs.ipynb
 
 import gc
 import os
-import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -101,8 +100,7 @@ def setup() -> torch.device:
     return device
 
 
-def main(sharded: bool) -> None:
-    device = setup()
+def train(sharded: bool, device: torch.device) -> None:
     rank = dist.get_rank()
     model = fully_shard(build(device)) if sharded else DistributedDataParallel(build(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -117,10 +115,18 @@ def main(sharded: bool) -> None:
         train_step(model, optimizer, data[step])
     if rank == 0:
         print(f"all ranks have made {steps} steps")
+
+
+def main() -> None:
+    device = setup()
+    for name, sharded in (("DDP", False), ("FSDP2", True)):
+        if dist.get_rank() == 0:
+            print(f"{name}:")
+        train(sharded, device)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sharded="fsdp" in sys.argv[1:])
+    main()
     gc.collect()  # FSDP and its hooks form a cycle; if the dying interpreter ends it, that may abort with -6

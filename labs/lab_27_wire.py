@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.lesson_27.hosts import BUCKET, network, run_with_hosts, sent, sent_again
+from shared.lesson_27.needs import cables
 from shared.lesson_27.ranks import answers
 from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
@@ -32,11 +33,11 @@ class Config:
     wires: tuple[tuple[int, int], ...] = ((100, 0), (100, 10))  # Mbit/s, ms from host to host
     sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB)  # bytes
     hosts: tuple[int, ...] = (2, 3, 4)
-    repeats: int = 3
+    repeats: int = 2
     layers: int = 4
     width: int = 512  # a layer has width x width numbers of float32: 1 MiB
     compute_s: tuple[float, ...] = (0.05, 0.15)  # of a layer's backward pass
-    steps: int = 5
+    steps: int = 3
     own_messages: int = 32 * KIB  # bytes that gloo may send for itself: numbers of messages, a barrier
     clock: float = 0.05  # how much too fast the bucket may be
     patience_s: float = 240.0
@@ -141,7 +142,7 @@ def ddp_step(group: dist.ProcessGroup, compute_s: float, bucket_mib: int, cfg: C
     return {"seconds": min(seconds[1:]), "sent": sent() - before, "again": sent_again() - again}
 
 
-def measure(cfg: Config) -> dict:
+def measure(with_ddp: bool, cfg: Config) -> dict:
     """What a rank does on one kind of wire: all-reduces on more and more hosts, then DDP on the first two."""
     measured: dict[str, Any] = {"overlapped": [], "at the end": []}
     for n in cfg.hosts:
@@ -150,7 +151,7 @@ def measure(cfg: Config) -> dict:
             measured[f"all-reduce {n}"] = all_reduces(group, cfg.sizes, cfg.repeats)
         dist.barrier()
     pair = dist.new_group([0, 1])
-    if dist.get_rank() in (0, 1):
+    if with_ddp and dist.get_rank() in (0, 1):
         for compute_s in cfg.compute_s:
             measured["overlapped"].append(ddp_step(pair, compute_s, 1, cfg))  # a bucket for each layer
             measured["at the end"].append(ddp_step(pair, compute_s, 2 * cfg.layers, cfg))  # one bucket
@@ -205,7 +206,7 @@ def summary(told: list[dict], name: str, cfg: Config) -> dict:
         "wire": asdict(wire),
         "measured": measured,
         "predicted": {n: [wire.ring(size, n) for size in cfg.sizes] for n in cfg.hosts},
-        "steps": [steps_with(told, number, wire, cfg) for number in range(len(cfg.compute_s))],
+        "steps": [steps_with(told, number, wire, cfg) for number in range(len(told[0]["overlapped"]))],
     }
 
 
@@ -226,11 +227,11 @@ def main(cfg: Config) -> None:
     assert_fit()
     import_module("torch._dynamo")  # DDP would import it in each fork
     rows = []
-    for wire in cfg.wires:
+    for number, wire in enumerate(cfg.wires):
         mbit, delay_ms = wire
         name = f"{mbit} Mbit/s" + (f", {delay_ms} ms" if delay_ms else "")
         with network(max(cfg.hosts), mbit, delay_s=delay_ms / 1e3) as net:
-            told = answers(net.hosts, measure, cfg, patience_s=cfg.patience_s)
+            told = answers(net.hosts, measure, number == 0, cfg, patience_s=cfg.patience_s)
         check(told, wire, cfg)
         rows.append({**summary(told, name, cfg), "sent": list(told)})
         print(f"{name}: bytes at each network card as computed, and nothing faster than the wire")
@@ -247,4 +248,4 @@ def assert_fit() -> None:
 
 
 if __name__ == "__main__":
-    run_with_hosts("lab_27_wire", main, Config())
+    run_with_hosts("lab_27_wire", main, Config(), need=cables)

@@ -1,5 +1,6 @@
 """Lesson 27: hosts are gone however a lab ends, and its checks of places and wires can fail."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from shared.lesson_27 import cable, hosts
+from shared.lesson_27 import cable, needs
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT, environment, python
@@ -26,7 +27,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def possible() -> None:
-    missing = hosts.what_is_missing()
+    missing = needs.hosts()
     if missing:
         pytest.skip(missing)
 
@@ -36,29 +37,37 @@ def possible() -> None:
 
 def test_another_system_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "Linux" in hosts.what_is_missing()
+    assert needs.hosts().startswith("namespaces are Linux's")
 
 
-def test_the_package_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    assert hosts.what_is_missing() == "the command tc was not found: install the package iproute2"
+@pytest.mark.parametrize(("tool", "package"), [("unshare", "util-linux"), ("ip", "iproute2")])
+def test_the_package_that_is_missing_is_told(tool: str, package: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(needs, "program", lambda name: None if name == tool else name)
+    assert needs.hosts() == f"the command {tool} was not found: install the package {package}"
 
 
-def test_what_is_not_allowed_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(hosts, "ANY_WIRE", "echo Operation not permitted >&2; exit 1")
-    told = hosts.what_is_missing()
-    assert "not permitted" in told or "not allowed" in told
-    assert told.endswith("be root, or start a container with --privileged")
+@pytest.mark.parametrize("trial", ["echo one; echo two >&2; exit 1", "exit 1"])
+def test_what_is_not_allowed_is_told(trial: str, possible: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(needs, "TRIAL", trial)
+    reason = "two" if "two" in trial else "exit code 1"
+    advice = "be root, or start a container with --privileged"
+    assert needs.hosts() == f"making namespaces is not allowed ({reason}): {advice}"
+
+
+def test_a_device_that_is_missing_is_told(possible: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(needs, "TUN", tmp_path / "tun")
+    assert needs.hosts() is None
+    assert needs.cables().startswith(f"{tmp_path}/tun cannot be opened (No such file or directory): ")
 
 
 @pytest.mark.slow
 def test_a_lab_that_cannot_make_hosts_says_so_and_ends_well(tmp_path: Path):
     done = python("-m", "shared.lesson_27.hosts", PATH="/nonexistent", RANK_BY_RANK_RESULTS=str(tmp_path))
+    line = "not run here: the command unshare was not found: install the package util-linux"
     assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines() == [
-        "left out: the command unshare was not found: install the package util-linux"
-    ]
+    assert done.stdout.splitlines() == [line]
+    (recorded,) = tmp_path.glob("lesson_27_hosts.*.json")
+    assert json.loads(recorded.read_text(encoding="utf-8"))["ranks"] == [{"not run here": line}]
 
 
 # --- Nothing is left ---
@@ -102,11 +111,26 @@ def test_no_host_is_left(number: int, launch: tuple[subprocess.Popen, str]):
     wait_until(lambda: not processes_with(mark), "no process of the lab is left, and so no namespace")
 
 
+A_HOST_FAILS = """
+from pathlib import Path
+from shared.lesson_27.hosts import network, run_with_hosts
+
+def main(cfg: None) -> None:
+    try:
+        with network(2) as net:
+            first = net.hosts[0].pid
+            net.hosts[1].ask("false")
+    finally:
+        print("first host left:", Path(f"/proc/{first}").exists())
+
+run_with_hosts("none", main, None)
+"""
+
+
 def test_a_host_that_fails_takes_the_others_along(possible: None):
-    with pytest.raises(CourseError, match="node-b: false"), hosts.network(2) as net:
-        first = net.hosts[0].pid
-        net.hosts[1].ask("false")
-    assert not Path(f"/proc/{first}").exists()
+    done = python("-c", A_HOST_FAILS)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["first host left: False", "node-b: false: "]
 
 
 # --- The checks can fail ---

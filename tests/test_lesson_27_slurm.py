@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.lesson_27 import slurm
+from shared.lesson_27 import needs, slurm
 from shared.lesson_27.job_script import options_of, tasks_per_node
 from shared.lesson_27.keeper import Keeper
 from shared.runtime.children import is_running
@@ -64,9 +64,9 @@ def test_a_program_that_is_not_there_is_told(keeper: Keeper, tmp_path: Path):
 
 def test_a_machine_without_slurm_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(slurm, "WHERE", str(tmp_path))
+    monkeypatch.setattr(needs, "SYSTEM_TOOLS", str(tmp_path))
     expected = "slurmctld is not installed: as root, apt-get install --no-install-recommends slurm-wlm munge"
-    assert slurm.missing() == expected
+    assert needs.slurm() == expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_notice_is_longer_than_torchrun_waits_and_slurm_kills():
 @pytest.mark.heavy
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_that_is_stopped_leaves_no_daemon_no_job_and_no_folder(stop: signal.Signals, tmp_path: Path):
-    reason = slurm.missing()
+    reason = needs.slurm()
     if reason:
         pytest.skip(reason)
     mark = f"MARK_OF_THIS_TEST={tmp_path}"
@@ -133,7 +133,7 @@ def is_of(configuration: Path, mark: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.heavy
 def test_two_at_the_same_time_do_not_meet():
-    reason = slurm.missing()
+    reason = needs.slurm()
     if reason:
         pytest.skip(reason)
     with slurm.Slurm(["n1"]) as one, slurm.Slurm(["n1", "n2"]) as other:
@@ -149,7 +149,7 @@ def test_two_at_the_same_time_do_not_meet():
 @pytest.mark.slow
 @pytest.mark.heavy
 def test_a_taken_port_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch):
-    reason = slurm.missing()
+    reason = needs.slurm()
     if reason:
         pytest.skip(reason)
     with slurm.Slurm(["n1"]) as first:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shared.lesson_27.hosts import Host, Network, network, run_with_hosts
+from shared.lesson_27.needs import cables
 from shared.lesson_27.ranks import PORT, ranks_on
 from shared.runtime.children import FORK
 from shared.runtime.errors import CourseError
@@ -27,14 +29,14 @@ from shared.runtime.run import die_with_launcher
 
 AGENTS_PORT = 29400  # of their store; that of the ranks is elsewhere
 START_S = 4  # time-out of a start that is to fail, though each rank has come
-CABLE_S = 8  # of ranks whose cable is out: they must have started within it
-RANGE = (50000, 50999)  # of ports that a firewall lets through
+CABLE_S = 6  # of ranks whose cable is out: they must have started within it
+PORTS = (50000, 50999)  # of ports that a firewall lets through
 STEPS_AFTER = 20  # all-reduces that are to succeed when the cable is back
 
 
 @dataclass(frozen=True)
 class Config:
-    down_s: float = 4.0  # the cable is out for so long
+    down_s: float = 2.0  # the cable is out for so long
     patience_s: float = 240.0
 
 
@@ -94,6 +96,7 @@ class Trial:
     see: str
     wrong: dict
     right: dict
+    mend: Callable[[], None] | None = None  # what else the cure needs
 
 
 def try_all(trials: list[Trial], cfg: Config) -> list[str]:
@@ -107,6 +110,8 @@ def try_all(trials: list[Trial], cfg: Config) -> list[str]:
         for trial, ranks in zip(trials, failing, strict=True):
             messages.append(broken(trial.see, ranks.told(cfg.patience_s)))
     for trial in trials:
+        if trial.mend:
+            trial.mend()
         with ranks_on(trial.hosts, sum_once, **trial.right) as ranks:
             cured(ranks.told(cfg.patience_s))
     return messages
@@ -124,9 +129,12 @@ def own_name_is_loopback(host: Host, others: list[Host], folder: Path) -> None:
     host.ask("mount", "--bind", file, "/etc/hosts")
 
 
-def names_and_cards(net: Network, cfg: Config, folder: Path) -> list[Row]:
-    """Three starts that fail, on a pair of hosts each; the last two pairs are the same."""
-    first, second = net.hosts[:2], net.hosts[2:]
+def starts(net: Network, guarded: Network, cfg: Config, folder: Path) -> list[Row]:
+    """Four starts that fail, and their cures, each on a pair of hosts.
+
+    Between the ``guarded`` ones is a firewall, as most clouds have one; with the cure it stays as it is.
+    """
+    first, second, third = net.hosts[:2], net.hosts[2:], guarded.hosts
     for host in first:
         own_name_is_loopback(host, net.hosts, folder)
     on_eth0 = {"card": "eth0"}
@@ -139,11 +147,13 @@ def names_and_cards(net: Network, cfg: Config, folder: Path) -> list[Row]:
             {"at": "node-z"},
             {"at": head},
         ),
+        Trial(third, "Connect timeout", {}, {}, partial(choose_ports, third)),
     ]
-    loopback, unknown = try_all(trials, cfg)
+    loopback, unknown, closed = try_all(trials, cfg)
     (no_card,) = try_all([Trial(second, "Unable to find address for: eth1", {"card": "eth1"}, on_eth0)], cfg)
     for host in first:
         host.ask("umount", "/etc/hosts")
+    low, high = PORTS
     return [
         Row(
             "the own name stands for 127.0.1.1 in /etc/hosts, and nothing names the card",
@@ -163,28 +173,21 @@ def names_and_cards(net: Network, cfg: Config, folder: Path) -> list[Row]:
             "a name that each machine resolves, or an address",
             unknown,
         ),
+        Row(
+            f"a firewall with two holes: port {PORT}, and {low} to {high}",
+            "all ranks find the store. Then each listens at a port that its kernel has chosen, by default "
+            "from 32768 to 60999",
+            f'`sysctl -w net.ipv4.ip_local_port_range="{low} {high}"` on each machine; or no firewall '
+            "between them",
+            closed,
+        ),
     ]
 
 
-def closed_ports(cfg: Config) -> Row:
-    """A firewall between the hosts, as most clouds have one; with the cure it stays as it is."""
-    first, last = RANGE
-    open_ports = (range(PORT, PORT + 1), range(first, last + 1))
-    with network(2, 100, open_ports=open_ports) as net:
-        with ranks_on(net.hosts, sum_once, timeout_s=START_S) as ranks:
-            message = broken("Connect timeout", ranks.told(cfg.patience_s))
-        for host in net.hosts:
-            host.ask("sh", "-c", f"echo {first} {last} > /proc/sys/net/ipv4/ip_local_port_range")
-        with ranks_on(net.hosts, sum_once) as ranks:
-            cured(ranks.told(cfg.patience_s))
-    return Row(
-        f"a firewall with two holes: port {PORT}, and {first} to {last}",
-        "all ranks find the store. Then each listens at a port that its kernel has chosen, by default from "
-        "32768 to 60999",
-        f'`sysctl -w net.ipv4.ip_local_port_range="{first} {last}"` on each machine; or no firewall between '
-        "them",
-        message,
-    )
+def choose_ports(hosts: list[Host]) -> None:
+    """The kernel of each host chooses ports that the firewall lets through."""
+    for host in hosts:
+        host.ask("sh", "-c", "echo {} {} > /proc/sys/net/ipv4/ip_local_port_range".format(*PORTS))
 
 
 # --- Cables ---
@@ -314,13 +317,16 @@ def store_is_lost(agents: list[Agent], net: Network, cfg: Config) -> Row:
 
 def main(cfg: Config) -> None:
     rows = []
-    with tempfile.TemporaryDirectory() as name, network(4, 100) as net:
+    open_ports = (range(PORT, PORT + 1), range(PORTS[0], PORTS[1] + 1))
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        net = stack.enter_context(network(4, 100))
+        guarded = stack.enter_context(network(2, 100, open_ports=open_ports))
         folder = Path(name)
         pair, others = Network(net.hosts[:2], net.switch), Network(net.hosts[2:], net.switch)
         alone = Agent(net.hosts[2], net.hosts[2].name, folder, hosts=2, conf="join_timeout=5")
         early = Agent(net.hosts[3], net.hosts[0].name, folder, hosts=2, conf="read_timeout=5")
-        rows += names_and_cards(net, cfg, folder)
-        rows.append(closed_ports(cfg))
+        rows += starts(net, guarded, cfg, folder)
         print("names, network cards, ports: each start fails, and works with its cure")
         cable_is_out_for_a_while(pair, cfg)
         print(f"cable out for {cfg.down_s:.0f} s: no all-reduce meanwhile, then all go on, without an error")
@@ -341,4 +347,4 @@ def table(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    run_with_hosts("lesson_27_broken", main, Config())
+    run_with_hosts("lesson_27_broken", main, Config(), need=cables)

@@ -8,12 +8,11 @@ Run it:  python -m shared.lesson_27.hosts
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,15 +20,13 @@ from pathlib import Path
 
 import psutil
 
+from shared.lesson_27 import needs
 from shared.lesson_27.cable import MTU, Cables, Ports
+from shared.lesson_27.needs import AS_ROOT, OWN_SPACES
 from shared.runtime.errors import CourseError, InputError
-from shared.runtime.results import record_results
 from shared.runtime.run import die_with_launcher, run
 
 NAMES = ("node-a", "node-b", "node-c", "node-d")
-TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
-SYSTEM_TOOLS = "/usr/sbin"  # there Debian keeps ip and tc
-OWN_SPACES = ("--net", "--uts", "--mount", "--pid")  # network, host name, mounts, processes
 BUCKET = 32 * 1024  # bytes that a host may send at once after a rest
 HEADERS = 14 + 20 + 32  # bytes of Ethernet, IP and TCP with time stamps, in each packet
 LONGEST_SEGMENT = MTU + 14 - HEADERS
@@ -37,14 +34,10 @@ SWITCH_ON = """
 set -e
 hostname "$0"
 mount --bind "$1" /etc/hosts
-mount --bind "$2" /etc/resolv.conf
+[ ! -e /etc/resolv.conf ] || mount --bind "$2" /etc/resolv.conf
 ip link set lo up
 echo is up
 exec cat
-"""
-ANY_WIRE = """
-ip link add wire type veth peer name other
-tc qdisc replace dev wire root tbf rate 100mbit burst 32kb latency 50ms
 """
 
 
@@ -56,38 +49,18 @@ class Config:
     off: int = 500  # bytes by which the count may differ: packets that open and close have other headers
 
 
-def what_is_missing() -> str:
-    """Why this machine cannot play several ones, and what to do; nothing if it can."""
-    if sys.platform != "linux":
-        return "namespaces are Linux's: use a virtual machine or a container with Linux"
-    if SYSTEM_TOOLS not in os.environ["PATH"].split(os.pathsep):
-        os.environ["PATH"] += os.pathsep + SYSTEM_TOOLS
-    for tool, package in TOOLS.items():
-        if shutil.which(tool) is None:
-            return f"the command {tool} was not found: install the package {package}"
-    trial = ["unshare", *OWN_SPACES, "--fork", "--mount-proc", "sh", "-ec", ANY_WIRE]
-    if os.geteuid() != 0:
-        trial = ["unshare", "--user", "--map-root-user", *trial]
-    tried = subprocess.run(trial, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if tried.returncode == 0:
-        return ""
-    reason = tried.stderr.strip().splitlines()[-1]
-    return (
-        f"making namespaces is not allowed here ({reason}): be root, or start a container with --privileged"
-    )
+def run_with_hosts(
+    name: str, main: Callable, cfg: object, *arguments: str, need: Callable[[], str | None] = needs.hosts
+) -> None:
+    """``run(main, cfg, *arguments)`` if this machine has what ``need`` asks for; else say what is missing.
 
-
-def run_with_hosts(name: str, main, cfg: object, *arguments: str) -> None:
-    """``run(main, cfg, *arguments)`` if this machine can play several ones; else say what is missing.
-
-    A user who is not root becomes root of a user namespace, where that is allowed.
+    A user who is not root becomes root of a user namespace.
     """
-    missing = what_is_missing()
-    if missing:
-        print(f"left out: {missing}")
-        run(record_results, name, {"left out": missing})
+    reason = need()
+    if reason:
+        run(needs.tell, name, reason)
     if os.geteuid() != 0:
-        os.execvp("unshare", ["unshare", "--user", "--map-root-user", sys.executable, *sys.argv])
+        os.execvp(AS_ROOT[0], [*AS_ROOT, sys.executable, *sys.orig_argv[1:]])
     run(main, cfg, *arguments)
 
 
@@ -111,7 +84,12 @@ class Host:
         Raises:
             CourseError: it failed.
         """
-        done = subprocess.run(self.inside(*command, spaces=spaces), capture_output=True, text=True)
+        done = subprocess.run(
+            self.inside(*command, spaces=spaces),
+            capture_output=True,
+            text=True,
+            env=needs.with_system_tools(),
+        )
         if done.returncode != 0:
             words = " ".join(map(str, command))
             raise CourseError(f"{self.name}: {words}: {done.stderr.strip()}")
@@ -185,6 +163,7 @@ def switch_on(name: str, address: str, folder: Path) -> Host:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,  # when the host is switched off, some versions of unshare complain
+        env=needs.with_system_tools(),
         start_new_session=True,  # Ctrl-C is for this process; it then ends the hosts
         preexec_fn=die_with_launcher,
     )

@@ -8,6 +8,7 @@ whatever cause, the keeper ends all that is below it, removes the folder, and le
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -122,6 +123,8 @@ def keep(folder: Path) -> None:
 
 def start(message: dict) -> int:
     """Start what the owner asks for. Signals that the keeper ignores have their usual meaning there."""
+    if shutil.which(message["command"][0]) is None:  # a folder on PATH that may not be read hides it else
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), message["command"][0])
     with Path(message["output"]).open("ab") as output:
         actions = [(os.POSIX_SPAWN_DUP2, output.fileno(), 1), (os.POSIX_SPAWN_DUP2, output.fileno(), 2)]
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

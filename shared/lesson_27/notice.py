@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.lesson_27.slurm import ADDRESSES, ENDED, Slurm, missing
+from shared.lesson_27 import needs
+from shared.lesson_27.slurm import ADDRESSES, ENDED, Slurm
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.results import ROOT, record_results
 from shared.runtime.run import run
@@ -116,10 +117,9 @@ def main(cfg: Config, *names: str) -> None:
     unknown = sorted(set(names) - set(TRIALS))
     if unknown:
         raise InputError(f"{unknown[0]} is no trial; there are: {', '.join(TRIALS)}")
-    reason = missing()
+    reason = needs.slurm()
     if reason:
-        print(f"not run here: {reason}")
-        record_results("lesson_27_notice", {})
+        needs.tell("lesson_27_notice", reason)
         return
     deeds = {
         "slow save": ("0", str(2 * cfg.kill_wait_s)),

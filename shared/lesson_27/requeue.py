@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from shared.lesson_27.slurm import ADDRESSES, ENDED, Slurm, environment_of, missing
+from shared.lesson_27 import needs
+from shared.lesson_27.slurm import ADDRESSES, ENDED, Slurm, environment_of
 from shared.runtime.errors import CourseError
 from shared.runtime.results import ROOT, record_results
 from shared.runtime.run import die_with_launcher, run
@@ -172,10 +173,9 @@ def check(job: Job, rows: list[dict], cfg: Config) -> None:
 
 
 def main(cfg: Config) -> None:
-    reason = missing()
+    reason = needs.slurm()
     if reason:
-        print(f"not run here: {reason}")
-        record_results("lesson_27_requeue", {})
+        needs.tell("lesson_27_requeue", reason)
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -9,9 +9,7 @@ import os
 import pwd
 import random
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,14 +19,12 @@ from pathlib import Path
 
 import psutil
 
+from shared.lesson_27 import needs
 from shared.lesson_27.keeper import Keeper
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_ports, is_taken
 
-PACKAGES = "slurm-wlm munge"  # of Debian and Ubuntu
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
-WHERE = os.pathsep.join(["/usr/sbin", "/sbin"])  # of the daemons; not on every user's PATH
-POLL_S = 0.1
+POLL_S = 0.25  # each look starts a program
 PATIENCE_S = 480.0
 KILL_WAIT_S = 30  # Slurm's default
 CREDENTIALS_S = 5
@@ -70,22 +66,6 @@ GresTypes=gpu
 PartitionName=train Nodes=ALL Default=YES PriorityTier=1
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
-
-
-def missing() -> str | None:
-    """What keeps this machine from having such a Slurm, in one line; None if nothing does."""
-    absent = [name for name in PROGRAMS if _program(name) is None]
-    if absent:
-        return f"{absent[0]} is not installed: as root, apt-get install --no-install-recommends {PACKAGES}"
-    try:
-        socket.getaddrinfo(HERE, None, flags=socket.AI_ADDRCONFIG)
-    except socket.gaierror:
-        return "Slurm wants a network device beside the loopback one, and this machine has none"
-    return None
-
-
-def _program(name: str) -> str | None:
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), WHERE]))
 
 
 class Slurm:
@@ -146,7 +126,7 @@ class Slurm:
         self._keeper = Keeper(self.folder)
         configuration = self.folder / "slurm.conf"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
-        path = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), WHERE]
+        path = [str(Path(sys.executable).parent), needs.with_system_tools()["PATH"]]
         self.environment = {**kept, "PATH": os.pathsep.join(path), **self.environment}
         self.environment["SLURM_CONF"] = str(configuration)
         configuration.write_text(self._configuration(), encoding="utf-8")
@@ -191,7 +171,7 @@ class Slurm:
     def _daemon(self, *command: str) -> int:
         name, *arguments = command
         output = self.folder / f"{name}.out"
-        return self._running().start([_program(name) or name, *arguments], output, self.environment)
+        return self._running().start([needs.program(name) or name, *arguments], output, self.environment)
 
     def _all_run(self) -> bool:
         running = {process.pid for process in self._running().below()}

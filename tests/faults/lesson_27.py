@@ -1,13 +1,7 @@
 """Planted faults of lesson 27; the form is described in ``tests/faults/__init__.py``."""
 
-from shared.lesson_27 import hosts, slurm
+from shared.lesson_27 import needs
 from tests.faults import Fault
-
-
-def no_hosts() -> str | None:
-    """Why this machine cannot play several ones."""
-    return hosts.what_is_missing() or None
-
 
 # Machines, wires, launches.
 HOSTS: list[Fault] = [
@@ -18,7 +12,7 @@ HOSTS: list[Fault] = [
         "all ranks were to fail, but they say",
         launch="python",
         ranks=0,
-        missing=no_hosts,
+        missing=needs.cables,
     ),
     Fault(
         "27_hosts",
@@ -27,7 +21,7 @@ HOSTS: list[Fault] = [
         "bytes were sent, the network card has counted",
         launch="python",
         ranks=0,
-        missing=no_hosts,
+        missing=needs.hosts,
     ),
     Fault(
         "27_launch",
@@ -36,7 +30,7 @@ HOSTS: list[Fault] = [
         "Unable to find address for: eth1",
         launch="python",
         ranks=0,
-        missing=no_hosts,
+        missing=needs.hosts,
     ),
     Fault(
         "27_who",
@@ -51,7 +45,7 @@ HOSTS: list[Fault] = [
         "bytes went out, the formula says",
         launch="python",
         ranks=0,
-        missing=no_hosts,
+        missing=needs.cables,
     ),
 ]
 SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
@@ -63,7 +57,7 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         run="27_notice",
         ranks=0,
         launch="python",
-        missing=slurm.missing,
+        missing=needs.slurm,
     ),
     Fault(
         "27_train.sbatch",
@@ -74,7 +68,7 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         arguments=("failure",),
         ranks=0,
         launch="python",
-        missing=slurm.missing,
+        missing=needs.slurm,
     ),
     Fault(
         "27_notice",
@@ -83,7 +77,7 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         "of 2 ranks have saved, then all were killed",  # none or one, by chance
         ranks=0,
         launch="python",
-        missing=slurm.missing,
+        missing=needs.slurm,
     ),
     Fault(
         "27_requeue",
@@ -92,7 +86,7 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         "a rank has ended before anybody sent it SIGTERM",
         ranks=0,
         launch="python",
-        missing=slurm.missing,
+        missing=needs.slurm,
     ),
 ]
 

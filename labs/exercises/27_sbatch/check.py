@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from shared.lesson_27 import needs
 from shared.lesson_27.job_script import options_of, run_by_bash
-from shared.lesson_27.slurm import ENDED, Slurm, missing
+from shared.lesson_27.slurm import ENDED, Slurm
 from shared.runtime.errors import CourseError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
@@ -250,7 +251,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     script = answer.job_script()
     with tempfile.TemporaryDirectory() as name:
         check_with_stand_ins(script, Path(name))
-    reason = missing()
+    reason = needs.slurm()
     if reason is None and group.rank == 0:
         with tempfile.TemporaryDirectory() as name:
             check_with_slurm(script, Path(name))
