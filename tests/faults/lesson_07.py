@@ -4,7 +4,11 @@ from tests.planted import Fault
 
 FAULTS: list[Fault] = [
     Fault(
-        lab="07_by_hand", old="torch.cat(arrived)", new="torch.cat(arrived[::-1])", told="gradient ", ranks=0
+        lab="07_by_hand",
+        old="torch.cat(arrived)",
+        new="torch.cat(arrived[::-1])",
+        told="gradient 0.weight: differs by",
+        ranks=0,
     ),
     Fault(
         lab="07_by_hand",
@@ -31,7 +35,7 @@ FAULTS: list[Fault] = [
         lab="07_traffic",
         old="    ddp = DistributedDataParallel(net)\n",
         new="    ddp = net\n",
-        told="gradient ",
+        told="gradient 0.weight: differs by",
     ),
     Fault(
         lab="07_traffic",

@@ -16,7 +16,10 @@ FAULTS: list[Fault] = [
         told="sends rank 0's parameters to all",
     ),
     Fault(
-        lab="08_equal", old="train_step(ddp, optimizer", new="train_step(model, optimizer", told="differs by"
+        lab="08_equal",
+        old="train_step(ddp, optimizer",
+        new="train_step(model, optimizer",
+        told="gradient first.weight: differs by",
     ),
     Fault(lab="08_loader", old="            optimizer.step()\n", new="", told="the model has not learned"),
     Fault(
@@ -30,7 +33,7 @@ FAULTS: list[Fault] = [
         lab="08_loader",
         old="y.to(device)) / MICRO_BATCHES",
         new="y.to(device))",
-        told="gradient ",
+        told="gradient 0.weight: differs by",
         run="08_steps",
     ),
     Fault(

@@ -4,7 +4,9 @@ from tests.planted import Fault
 
 EARLY = "0 all-reduces are launched before the last of 6 gradients is ready"
 CROSSED = "crossed layers, step"
-TOO_EARLY = ": gradient "  # 1 of 12 times it is noticed before the layers cross
+TOO_EARLY = (
+    "crossed layers, step 0: gradient first.weight"  # 1 of 12 times it is noticed before the layers cross
+)
 ARRIVAL = "let buckets follow the order of arrival"
 
 FAULTS: list[Fault] = [
@@ -78,7 +80,7 @@ FAULTS: list[Fault] = [
         lab="09_overlapped",
         old="[bucket_cap_mb * MIB] * 2",
         new="[2 * MIB] * 2",
-        told="ours are [[",
+        told="bucket_cap_mb 25: ours are [[",
         run="09_equal",
     ),
     Fault(

@@ -43,7 +43,7 @@ FAULTS: list[Fault] = [
         lab="15_idle",
         old="self.y.backward(gradient)",
         new="self.y.backward(gradient / 2)",
-        told="differs by",
+        told="cut 4 0.weight: differs by",
         ranks=0,
     ),
 ]

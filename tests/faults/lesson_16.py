@@ -4,7 +4,7 @@ from tests.planted import Fault
 
 FAULTS: list[Fault] = [
     # The mean of each micro-batch instead of its share of the whole batch's.
-    Fault(lab="16_gpipe", old='reduction="sum") / ROWS', new='reduction="mean")', told="the loss is 1"),
+    Fault(lab="16_gpipe", old='reduction="sum") / ROWS', new='reduction="mean")', told=", in one process "),
     # Gradients that belong to other micro-batches.
     Fault(
         lab="16_gpipe",

@@ -50,7 +50,12 @@ FAULTS: list[Fault] = [
         told="ZeRO-1: 3.00 halves of an all-reduce by rule",
     ),
     Fault(lab="18_memory", old="int(way[-1])", new="1", told="ZeRO-2, 2 ranks: gradients"),
-    Fault(lab="18_equal", old="/ ranks).backward()", new=").backward()", told="differs by"),
+    Fault(
+        lab="18_equal",
+        old="/ ranks).backward()",
+        new=").backward()",
+        told="Adam, ZeRO-1, step 0 first.weight: differs by",
+    ),
     Fault(
         lab="18_faults", old="    shards.send_bucket = lambda *_: None\n", new="", told="nobody sends: green"
     ),

@@ -7,7 +7,7 @@ FAULTS: list[Fault] = [
         lab="24_context",
         old="loss = F.cross_entropy(scores, y)",
         new='loss = F.cross_entropy(scores, y, reduction="sum")',
-        told="differs by",
+        told="front.0.weight: differs by",
         run="24_gradients",
     ),
     Fault(lab="24_train", old="lr=rate, momentum", new="lr=2 * rate, momentum", told="losses: differs by"),
