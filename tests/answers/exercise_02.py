@@ -79,27 +79,27 @@ ANSWERS = [
         what="Stops at the first name that is missing.",
         old=WAIT,
         new="""
-            for name in sorted(names):
-                try:
-                    store.wait([name], timeout)
-                except dist.DistStoreError:
-                    raise TimeoutError(f"{name} is missing") from None
-            """,
+        for name in sorted(names):
+            try:
+                store.wait([name], timeout)
+            except dist.DistStoreError:
+                raise TimeoutError(f"{name} is missing") from None
+        """,
         told="did not come, but the error does not say so",
     ),
     Wrong(
         what="Gives each name the whole timeout; the twelve absent ones take twelve timeouts.",
         old=WAIT,
         new="""
-            missing = []
-            for name in names:
-                try:
-                    store.wait([name], timeout)
-                except dist.DistStoreError:
-                    missing.append(name)
-            if missing:
-                raise TimeoutError(", ".join(missing))
-            """,
+        missing = []
+        for name in names:
+            try:
+                store.wait([name], timeout)
+            except dist.DistStoreError:
+                missing.append(name)
+        if missing:
+            raise TimeoutError(", ".join(missing))
+        """,
         told="after 5 s meet was still waiting",
     ),
     Wrong(

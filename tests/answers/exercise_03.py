@@ -101,10 +101,10 @@ ANSWERS = [
         what="The last rank hands the token back to rank 0.",
         old=SEND,
         new="""
-            dist.send(token, (rank + 1) % n)
-            if rank == 0:
-                dist.recv(token, n - 1)
-            """,
+        dist.send(token, (rank + 1) % n)
+        if rank == 0:
+            dist.recv(token, n - 1)
+        """,
         told="the lines are in order, but 3 messages were sent; 2 are enough",
     ),
     Right(

@@ -94,12 +94,12 @@ ANSWERS = [
         what="Blocking calls only: even ranks send first, odd ranks and the last one receive first.",
         old="sendrecv(outgoing, right, incoming, left)",
         new="""
-            if rank % 2 == 0 and rank < n - 1:
-                dist.send(outgoing, right)
-                dist.recv(incoming, left)
-            else:
-                dist.recv(incoming, left)
-                dist.send(outgoing, right)
-            """,
+        if rank % 2 == 0 and rank < n - 1:
+            dist.send(outgoing, right)
+            dist.recv(incoming, left)
+        else:
+            dist.recv(incoming, left)
+            dist.send(outgoing, right)
+        """,
     ),
 ]

@@ -66,18 +66,18 @@ ANSWERS = [
         what="The rank without images helps to average, but does not update its parameters.",
         old="optimizer.step()",
         new="""
-            if len(x) > 0:
-                optimizer.step()
-            """,
+        if len(x) > 0:
+            optimizer.step()
+        """,
         told="train_step, step 2 (an idle rank), on the rank with 0 images: parameter first.weight",
     ),
     Wrong(
         what="A rank without images returns at once, and the others wait for it.",
         old=FILL_IN,
         new="""
-            if images == 0:
-                return
-            """,
+        if images == 0:
+            return
+        """,
         told="average_gradients, an idle rank: the rank with 0 images calls no collective",
     ),
     Wrong(
@@ -105,10 +105,10 @@ ANSWERS = [
         what="Does the optimizer's work as well.",
         old=WRITE_BACK,
         new="""
-            for parameter, summed in zip(parameters, sums, strict=True):
-                parameter.grad.copy_((summed / total).view_as(parameter))
-                parameter.data -= 0.1 * parameter.grad
-            """,
+        for parameter, summed in zip(parameters, sums, strict=True):
+            parameter.grad.copy_((summed / total).view_as(parameter))
+            parameter.data -= 0.1 * parameter.grad
+        """,
         told="parameter first.weight was changed, only its gradient should be",
     ),
     Right(
@@ -116,28 +116,29 @@ ANSWERS = [
         old=(AVERAGE_GRADIENTS, TRAIN_STEP),
         new=(
             """
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        pieces = []
-        for parameter in parameters:
-            if images == 0:
-                pieces.append(torch.zeros_like(parameter).flatten())
-            else:
-                pieces.append(images * parameter.grad.flatten())
-        pieces.append(torch.full_like(pieces[0][:1], images))
-        flat = torch.cat(pieces)
-        work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
-        work.wait()
-        flat /= flat[-1].clone()
-        for parameter, part in zip(parameters, flat[:-1].split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = part.view_as(parameter)
-        """,
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            pieces = []
+            for parameter in parameters:
+                if images == 0:
+                    pieces.append(torch.zeros_like(parameter).flatten())
+                else:
+                    pieces.append(images * parameter.grad.flatten())
+            pieces.append(torch.full_like(pieces[0][:1], images))
+            flat = torch.cat(pieces)
+            work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
+            work.wait()
+            flat /= flat[-1].clone()
+            parts = flat[:-1].split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+            """,
             """
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)  # of no images: not a number, but its gradient is zero
-        loss.backward()
-        average_gradients(model, len(x))
-        optimizer.step()
-        """,
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)  # of no images: not a number, but its gradient is zero
+            loss.backward()
+            average_gradients(model, len(x))
+            optimizer.step()
+            """,
         ),
     ),
 ]

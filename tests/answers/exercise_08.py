@@ -22,14 +22,14 @@ ANSWERS = [
         what="Puts new buffers in place of the old ones.",
         old="tensor.copy_(part.view_as(tensor))",
         new="""
-            if isinstance(tensor, nn.Parameter):
-                tensor.copy_(part.view_as(tensor))
-                continue
-            for owner in module.modules():
-                for name, buffer in list(owner.named_buffers(recurse=False)):
-                    if buffer is tensor:
-                        setattr(owner, name, part.view_as(tensor).clone())
-            """,
+        if isinstance(tensor, nn.Parameter):
+            tensor.copy_(part.view_as(tensor))
+            continue
+        for owner in module.modules():
+            for name, buffer in list(owner.named_buffers(recurse=False)):
+                if buffer is tensor:
+                    setattr(owner, name, part.view_as(tensor).clone())
+        """,
         told="buffer in_float32 has a new storage",
     ),
     Wrong(

@@ -20,9 +20,9 @@ ANSWERS = [
     Wrong(
         what="Fills the buckets during backward, and launches them when it is over.",
         old="""
-            self._put(index)
-            self._launch_in_turn()
-            """,
+        self._put(index)
+        self._launch_in_turn()
+        """,
         new="self._put(index)",
         told="0 all-reduces are launched before the last of 6 gradients is ready",
     ),
@@ -30,18 +30,18 @@ ANSWERS = [
         what="Waits for each bucket as soon as it is launched.",
         old="self.launched += 1",
         new="""
-            bucket.work.wait()
-            self.launched += 1
-            """,
+        bucket.work.wait()
+        self.launched += 1
+        """,
         told="backward waits inside a hook until the other ranks join its all-reduce",
     ),
     Wrong(
         what="Divides once more when all has arrived.",
         old="bucket.work.wait()",
         new="""
-            bucket.work.wait()
-            bucket.flat /= self.ranks
-            """,
+        bucket.work.wait()
+        bucket.flat /= self.ranks
+        """,
         told="the first step: on rank 0 the gradient of last.weight is off the mean",
     ),
     Wrong(

@@ -21,25 +21,25 @@ ANSWERS = [
         what="A mean of the ranks' accuracies, whose shares differ in size.",
         old=SHARE,
         new="""
-            share = counts[0].double() / counts[1]
-            dist.all_reduce(share)
-            return share.item() / size
-            """,
+        share = counts[0].double() / counts[1]
+        dist.all_reduce(share)
+        return share.item() / size
+        """,
         told="[rank 0] Exercise 10 mend: wrong: fit returns 0.",
     ),
     Wrong(
         what="Rank 0 waits in all_reduce for ranks that never come.",
         old="""
-            accuracy = evaluate(model, test_set, device)
-            if dist.get_rank() == 0:
-                torch.save(model.state_dict(), path)
-            """,
+        accuracy = evaluate(model, test_set, device)
+        if dist.get_rank() == 0:
+            torch.save(model.state_dict(), path)
+        """,
         new="""
-            accuracy = 0.0
-            if dist.get_rank() == 0:
-                accuracy = evaluate(model, test_set, device)
-                torch.save(model.state_dict(), path)
-            """,
+        accuracy = 0.0
+        if dist.get_rank() == 0:
+            accuracy = evaluate(model, test_set, device)
+            torch.save(model.state_dict(), path)
+        """,
         told="fit has returned here, but another rank waits in it",
     ),
     Wrong(
@@ -89,9 +89,9 @@ ANSWERS = [
         what="The file lies where rank 1 is, which may be another machine.",
         old=SAVE,
         new="""
-            if dist.get_rank() == 1:
-                torch.save(model.state_dict(), path)
-            """,
+        if dist.get_rank() == 1:
+            torch.save(model.state_dict(), path)
+        """,
         told="rank 0 has saved nothing",
     ),
     Wrong(

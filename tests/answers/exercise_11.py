@@ -26,10 +26,10 @@ ANSWERS = [
         what="The copy is on the disk in the end, but a kill tears it, and the older checkpoint is gone.",
         old=KEEP,
         new="""
-            shutil.copyfile(latest, previous)
-            with previous.open("rb+") as copy:
-                os.fsync(copy.fileno())
-            """,
+        shutil.copyfile(latest, previous)
+        with previous.open("rb+") as copy:
+            os.fsync(copy.fileno())
+        """,
         told="previous.pt holds 0 of 100,000 bytes",
         below="import shutil",
     ),

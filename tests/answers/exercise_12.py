@@ -8,41 +8,41 @@ ANSWERS = [
     Wrong(
         what="Asks only after the step whether anybody had data. With momentum, a step with zeros moves.",
         old="""
-            if total.item() == 0:
-                return steps
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = (part / total).view_as(parameter)
-            optimizer.step()
-            """,
+        if total.item() == 0:
+            return steps
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = (part / total).view_as(parameter)
+        optimizer.step()
+        """,
         new="""
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = (part / total.clamp(min=1)).view_as(parameter)
-            optimizer.step()
-            if total.item() == 0:
-                return steps
-            """,
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = (part / total.clamp(min=1)).view_as(parameter)
+        optimizer.step()
+        if total.item() == 0:
+            return steps
+        """,
         told="equal streams: the optimizer made 4 steps of 3",
     ),
     Wrong(
         what="Nobody hangs, but the data that some ranks still have is left unused.",
         old="images = 0",
         new="""
-            images = 0
-            has_data = torch.tensor([float(batch is not None)])
-            dist.all_reduce(has_data, op=dist.ReduceOp.MIN)
-            if not has_data:
-                return steps
-            """,
+        images = 0
+        has_data = torch.tensor([float(batch is not None)])
+        dist.all_reduce(has_data, op=dist.ReduceOp.MIN)
+        if not has_data:
+            return steps
+        """,
         told="one batch more by rank: 3 steps on the rank with 5 batches",
     ),
     Wrong(
         what="The loop of one process: a rank without data goes home, and the others wait.",
         old="images = 0",
         new="""
-            images = 0
-            if batch is None:
-                return steps
-            """,
+        images = 0
+        if batch is None:
+            return steps
+        """,
         told="one batch more by rank: rank 0 calls nothing more, rank 1 calls all_reduce",
     ),
     Wrong(

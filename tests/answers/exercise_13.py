@@ -81,10 +81,10 @@ ANSWERS = [
         what="Keeps a second copy now and then, made by shutil.",
         old="run.do(step)",
         new="""
-            run.do(step)
-            if step % 10 == 5 and path.exists() and group.rank == 0:
-                shutil.copy(path, path.with_suffix(".spare"))
-            """,
+        run.do(step)
+        if step % 10 == 5 and path.exists() and group.rank == 0:
+            shutil.copy(path, path.with_suffix(".spare"))
+        """,
         told="something was written without save_atomically",
         below="import shutil",
     ),
@@ -92,13 +92,13 @@ ANSWERS = [
         what="Rank 0 reads the file, and hands what is in it to the others.",
         old=LOAD,
         new="""
-            box = [load_checkpoint(path, group.device) if group.rank == 0 and path.exists() else None]
-            dist.broadcast_object_list(box)
-            if box[0]:
-                run.model.load_state_dict(box[0]["model"])
-                run.optimizer.load_state_dict(box[0]["optimizer"])
-                done = box[0]["step"]
-            """,
+        box = [load_checkpoint(path, group.device) if group.rank == 0 and path.exists() else None]
+        dist.broadcast_object_list(box)
+        if box[0]:
+            run.model.load_state_dict(box[0]["model"])
+            run.optimizer.load_state_dict(box[0]["optimizer"])
+            done = box[0]["step"]
+        """,
         below="import torch.distributed as dist",
     ),
 ]

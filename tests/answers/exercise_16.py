@@ -58,11 +58,11 @@ ANSWERS = [
         what="Rank 0, which nobody waits for, computes I and W in one; the list is a generator of lists.",
         old="return actions",
         new="""
-            for kind, number in actions:
-                if rank > 0:
-                    yield [kind, number]
-                elif kind != "W":
-                    yield ["B" if kind == "I" else kind, number]
-            """,
+        for kind, number in actions:
+            if rank > 0:
+                yield [kind, number]
+            elif kind != "W":
+                yield ["B" if kind == "I" else kind, number]
+        """,
     ),
 ]

@@ -19,9 +19,9 @@ ANSWERS = [
         what="Adds the bias to the summand of one rank.",
         old="return SumOverRanks.apply(F.linear(hidden, self.down_weight)) + self.down_bias",
         new="""
-            bias = self.down_bias if dist.get_rank() == 0 else None
-            return SumOverRanks.apply(F.linear(hidden, self.down_weight, bias))
-            """,
+        bias = self.down_bias if dist.get_rank() == 0 else None
+        return SumOverRanks.apply(F.linear(hidden, self.down_weight, bias))
+        """,
         told="down_bias has no gradient",
     ),
     Wrong(
@@ -95,10 +95,10 @@ ANSWERS = [
         what="g sums gradients as well.",
         old="return gradient",
         new="""
-            total = gradient.clone()
-            dist.all_reduce(total)
-            return total
-            """,
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+        """,
         told="times too large",
     ),
     Wrong(

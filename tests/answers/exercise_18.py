@@ -76,10 +76,10 @@ ANSWERS = [
         what="Leaves out what this rank did not use.",
         old="gradient = torch.zeros_like(p) if p.grad is None else p.grad",
         new="""
-            if p.grad is None:
-                continue
-            gradient = p.grad
-            """,
+        if p.grad is None:
+            continue
+        gradient = p.grad
+        """,
         told="all must make the same calls",
     ),
     Wrong(

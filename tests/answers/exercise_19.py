@@ -14,27 +14,27 @@ ANSWERS = [
     Wrong(
         what="Reduces the whole gradient and takes its part.",
         old="""
-            mean = torch.empty_like(self.shard)
-            dist.reduce_scatter_tensor(mean, gradient)
-            """,
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, gradient)
+        """,
         new="""
-            dist.all_reduce(gradient)
-            mean = gradient.chunk(self.ranks)[dist.get_rank()].clone()
-            """,
+        dist.all_reduce(gradient)
+        mean = gradient.chunk(self.ranks)[dist.get_rank()].clone()
+        """,
         told="'all_reduce': 3",
     ),
     Wrong(
         what="Sends in float32, whatever the dtype.",
         old="""
-            mean = torch.empty_like(self.shard)
-            dist.reduce_scatter_tensor(mean, gradient)
-            mean /= self.ranks
-            """,
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, gradient)
+        mean /= self.ranks
+        """,
         new="""
-            mean = torch.empty_like(self.shard, dtype=torch.float32)
-            dist.reduce_scatter_tensor(mean, gradient.float())
-            mean = (mean / self.ranks).to(self.shard.dtype)
-            """,
+        mean = torch.empty_like(self.shard, dtype=torch.float32)
+        dist.reduce_scatter_tensor(mean, gradient.float())
+        mean = (mean / self.ranks).to(self.shard.dtype)
+        """,
         told="that is the rounding of float32",
     ),
     Wrong(
@@ -53,11 +53,11 @@ ANSWERS = [
         what="Gathers into new memory, which autograd does not know.",
         old="self.whole.untyped_storage().resize_(self.whole.nbytes)",
         new="""
-            self.whole = self.shard.new_empty(self.ranks * len(self.shard))
-            parts = self.whole[: sum(self.sizes)].split(self.sizes)
-            for p, part in zip(self.params, parts, strict=True):
-                p.data = part.view(p.shape)
-            """,
+        self.whole = self.shard.new_empty(self.ranks * len(self.shard))
+        parts = self.whole[: sum(self.sizes)].split(self.sizes)
+        for p, part in zip(self.params, parts, strict=True):
+            p.data = part.view(p.shape)
+        """,
         told="autograd points there",
     ),
     Wrong(
@@ -82,9 +82,9 @@ ANSWERS = [
         what="Keeps a copy of the whole for itself.",
         old="dist.all_gather_into_tensor(self.whole, self.shard.detach())",
         new="""
-            dist.all_gather_into_tensor(self.whole, self.shard.detach())
-            self.cache = self.whole.clone()
-            """,
+        dist.all_gather_into_tensor(self.whole, self.shard.detach())
+        self.cache = self.whole.clone()
+        """,
         told="bytes beside its shard: a whole copy",
     ),
     Right(

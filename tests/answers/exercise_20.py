@@ -22,9 +22,9 @@ ANSWERS = [
         what="Merges in place.",
         old=OUT,
         new="""
-            out *= (lse - both).exp().unsqueeze(-1)
-            out += more * (more_lse - both).exp().unsqueeze(-1)
-            """,
+        out *= (lse - both).exp().unsqueeze(-1)
+        out += more * (more_lse - both).exp().unsqueeze(-1)
+        """,
         told="merge changes out",
     ),
     Wrong(
@@ -53,10 +53,10 @@ ANSWERS = [
         what="All keys and values come to all ranks at once.",
         old="lse = q.new_full(q.shape[:-1], -math.inf)  # no keys yet",
         new="""
-            lse = q.new_full(q.shape[:-1], -math.inf)  # no keys yet
-            of_all = [torch.stack([k, v]) for _ in range(ranks)]
-            dist.all_gather(of_all, of_all[0])
-            """,
+        lse = q.new_full(q.shape[:-1], -math.inf)  # no keys yet
+        of_all = [torch.stack([k, v]) for _ in range(ranks)]
+        dist.all_gather(of_all, of_all[0])
+        """,
         told="ring_attention: all_gather is called",
     ),
     Wrong(
@@ -101,22 +101,22 @@ ANSWERS = [
     Wrong(
         what="What arrives is taken for the keys of the rank after.",
         old="""
-            source = (rank - step) % ranks
-            for rows, columns, diagonal in blocks(source, q.shape[-2]):
-            """,
+        source = (rank - step) % ranks
+        for rows, columns, diagonal in blocks(source, q.shape[-2]):
+        """,
         new="""
-            source = (rank + step) % ranks
-            for rows, columns, diagonal in blocks(source, q.shape[-2]):
-            """,
+        source = (rank + step) % ranks
+        for rows, columns, diagonal in blocks(source, q.shape[-2]):
+        """,
         told="takes what arrives for another rank's keys",
     ),
     Wrong(
         what="The logsumexp is not merged.",
         old=MERGED,
         new="""
-            out[..., rows, :], _ = merge(out[..., rows, :], lse[..., rows], more, more_lse)
-            lse[..., rows] = more_lse
-            """,
+        out[..., rows, :], _ = merge(out[..., rows, :], lse[..., rows], more, more_lse)
+        lse[..., rows] = more_lse
+        """,
         told="is that of one block alone",
     ),
     Wrong(
@@ -135,22 +135,22 @@ ANSWERS = [
         what="Gradients of keys stay where they are, and the keys go on.",
         old=HOMEWARD,
         new="""
-            for work in kv_works:
-                work.wait()
-            """,
+        for work in kv_works:
+            work.wait()
+        """,
         told="is what our queries give to the keys of all ranks",
     ),
     Wrong(
         what="Gradients go on as often as keys have to, which is once too few.",
         old=HOMEWARD,
         new="""
-            for work in kv_works:
+        for work in kv_works:
+            work.wait()
+        if step < ranks - 1:
+            of_kv, of_kv_works = to_next_rank(of_kv)
+            for work in of_kv_works:
                 work.wait()
-            if step < ranks - 1:
-                of_kv, of_kv_works = to_next_rank(of_kv)
-                for work in of_kv_works:
-                    work.wait()
-            """,
+        """,
         told="it has not come home",
     ),
     Right(
@@ -158,16 +158,16 @@ ANSWERS = [
         old=(RING_ATTENTION, WEIGHTS_OF),
         new=(
             """
-        source = (rank - step) % ranks
-        for rows, columns, diagonal in reversed(blocks(source, q.shape[-2])):
-            part = attend(q[..., rows, :], kv[0][..., columns, :], kv[1][..., columns, :], diagonal)
-            merged = merge(out[..., rows, :], lse[..., rows], *part)
-            out[..., rows, :], lse[..., rows] = merged
-        if step < ranks - 1:
-            kv, works = to_next_rank(kv)
-            for work in works:
-                work.wait()
-        """,
+            source = (rank - step) % ranks
+            for rows, columns, diagonal in reversed(blocks(source, q.shape[-2])):
+                part = attend(q[..., rows, :], kv[0][..., columns, :], kv[1][..., columns, :], diagonal)
+                merged = merge(out[..., rows, :], lse[..., rows], *part)
+                out[..., rows, :], lse[..., rows] = merged
+            if step < ranks - 1:
+                kv, works = to_next_rank(kv)
+                for work in works:
+                    work.wait()
+            """,
             "return (scores - lse[..., None]).exp()",
         ),
     ),

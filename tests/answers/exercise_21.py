@@ -35,26 +35,26 @@ ANSWERS = [
         old=(DISPATCH, COMBINE),
         new=(
             """
-        longest = torch.tensor(len(tokens))
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-        length = int(longest)
-        every_token = GatherRows.apply(padded(tokens, length))
-        every_chosen = GatherRows.apply(padded(chosen, length))
-        parts, places = [], []
-        for expert in range(dist.get_rank() * here, (dist.get_rank() + 1) * here):
-            token, place = (every_chosen == expert).nonzero(as_tuple=True)
-            parts.append(every_token[token])
-            places.append(token * chosen.shape[1] + place)
-        return torch.cat(parts), [len(part) for part in parts], (torch.cat(places), length)
-        """,
+            longest = torch.tensor(len(tokens))
+            dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+            length = int(longest)
+            every_token = GatherRows.apply(padded(tokens, length))
+            every_chosen = GatherRows.apply(padded(chosen, length))
+            parts, places = [], []
+            for expert in range(dist.get_rank() * here, (dist.get_rank() + 1) * here):
+                token, place = (every_chosen == expert).nonzero(as_tuple=True)
+                parts.append(every_token[token])
+                places.append(token * chosen.shape[1] + place)
+            return torch.cat(parts), [len(part) for part in parts], (torch.cat(places), length)
+            """,
             """
-        places, length = way
-        rank, ranks, k = dist.get_rank(), dist.get_world_size(), weights.shape[1]
-        boxes = results.new_zeros(length * ranks * k, results.shape[1]).index_copy(0, places, results)
-        every_box = GatherRows.apply(boxes).view(ranks, ranks, length, k, -1)
-        own = every_box[:, rank].sum(0)[: len(weights)]
-        return (own * weights.unsqueeze(-1)).sum(1)
-        """,
+            places, length = way
+            rank, ranks, k = dist.get_rank(), dist.get_world_size(), weights.shape[1]
+            boxes = results.new_zeros(length * ranks * k, results.shape[1]).index_copy(0, places, results)
+            every_box = GatherRows.apply(boxes).view(ranks, ranks, length, k, -1)
+            own = every_box[:, rank].sum(0)[: len(weights)]
+            return (own * weights.unsqueeze(-1)).sum(1)
+            """,
         ),
         told="; its rows are ",
         below="""
@@ -105,21 +105,21 @@ ANSWERS = [
         old=(DISPATCH, COMBINE),
         new=(
             """
-        slots = chosen.flatten().argsort(stable=True)
-        send, receive = leaving.sum(1).tolist(), arriving.sum(1).tolist()
-        numbers = ExchangeRows.apply(chosen.flatten()[slots].unsqueeze(1), send, receive).squeeze(1)
-        by_expert = numbers.argsort(descending=True).flip(0)
-        load = (numbers - here * dist.get_rank()).bincount(minlength=here).tolist()
-        arrived = ExchangeRows.apply(tokens[slots // chosen.shape[1]], send, receive)
-        return arrived[by_expert], load, (slots, send, receive, by_expert)
-        """,
+            slots = chosen.flatten().argsort(stable=True)
+            send, receive = leaving.sum(1).tolist(), arriving.sum(1).tolist()
+            numbers = ExchangeRows.apply(chosen.flatten()[slots].unsqueeze(1), send, receive).squeeze(1)
+            by_expert = numbers.argsort(descending=True).flip(0)
+            load = (numbers - here * dist.get_rank()).bincount(minlength=here).tolist()
+            arrived = ExchangeRows.apply(tokens[slots // chosen.shape[1]], send, receive)
+            return arrived[by_expert], load, (slots, send, receive, by_expert)
+            """,
             """
-        slots, send, receive, by_expert = way
-        returned = ExchangeRows.apply(results[by_expert.argsort()], receive, send)
-        rows = returned * weights.flatten()[slots].unsqueeze(1)
-        output = rows.new_zeros(len(weights), rows.shape[1])
-        return output.index_add(0, slots // weights.shape[1], rows)
-        """,
+            slots, send, receive, by_expert = way
+            returned = ExchangeRows.apply(results[by_expert.argsort()], receive, send)
+            rows = returned * weights.flatten()[slots].unsqueeze(1)
+            output = rows.new_zeros(len(weights), rows.shape[1])
+            return output.index_add(0, slots // weights.shape[1], rows)
+            """,
         ),
     ),
 ]

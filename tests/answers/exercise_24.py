@@ -22,15 +22,15 @@ ANSWERS = [
     Wrong(
         what="Runs forward before the context begins.",
         old="""
-            with dist_autograd.context() as context_id:
-                for stage in stages:
-                    x = rpc.rpc_sync(stage.owner(), forward, args=(stage, x))
-            """,
-        new="""
+        with dist_autograd.context() as context_id:
             for stage in stages:
                 x = rpc.rpc_sync(stage.owner(), forward, args=(stage, x))
-            with dist_autograd.context() as context_id:
-            """,
+        """,
+        new="""
+        for stage in stages:
+            x = rpc.rpc_sync(stage.owner(), forward, args=(stage, x))
+        with dist_autograd.context() as context_id:
+        """,
         told="stage 0 ran in no context: forward was called before the context began",
     ),
     Wrong(

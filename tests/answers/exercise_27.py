@@ -20,10 +20,10 @@ ANSWERS = [
         what="Asks each node for its own name, instead of the first one.",
         old=RUN,
         new=r"""
-            srun bash -c 'torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
-              --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$(hostname):29500" \
-              train.py --checkpoints="run-$SLURM_JOB_ID"'
-            """,
+        srun bash -c 'torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
+          --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$(hostname):29500" \
+          train.py --checkpoints="run-$SLURM_JOB_ID"'
+        """,
         told="the nodes do not meet: they look for each other at n1:29500 and n2:29500",
     ),
     Wrong(
@@ -84,10 +84,10 @@ ANSWERS = [
         what="Numbers the nodes, but keeps the store on another one than number 0.",
         old=RUN,
         new=r"""
-            export head
-            srun bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$((1 - SLURM_NODEID))" \
-              --nproc-per-node=4 --master-addr="$head" --master-port=29500 train.py'
-            """,
+        export head
+        srun bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$((1 - SLURM_NODEID))" \
+          --nproc-per-node=4 --master-addr="$head" --master-port=29500 train.py'
+        """,
         told="number 0 is n2, but the nodes look for the store on n1",
     ),
     Wrong(
