@@ -123,7 +123,7 @@ ANSWERS = [
         what="The keys go home as well, where nobody needs them.",
         old="last = step == ranks - 1",
         new="last = False",
-        told=" bytes are enough",
+        told="ring_attention: a rank sends ",
     ),
     Wrong(
         what="Backward, each block has a softmax of its own.",

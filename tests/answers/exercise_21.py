@@ -80,7 +80,7 @@ ANSWERS = [
         what="Takes the counts of its own tokens for those of its experts.",
         old="arriving.sum(0).tolist()",
         new="leaving[dist.get_rank()].tolist()",
-        told=": load is [",
+        told="dispatch: load is [",
     ),
     Wrong(
         what="Adds up results in the order of the experts.",
