@@ -6,11 +6,12 @@ from shutil import copytree, ignore_patterns
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from shared.runtime.stubs import stub_of
 from shared.tools.lessons import Lesson, read_lesson
 from shared.tools.outputs import clean
-from shared.tools.sync import derived_files, stub_of
+from shared.tools.sync import derived_files
 from tests.helpers import ROOT
-from tests.rules.cells import SECTIONS, SET_UP
+from tests.rules.cells import SET_UP
 
 HEADER = """# {number} · A small lesson
 
@@ -36,7 +37,6 @@ def main() -> None:
 if __name__ == "__main__":
     run(main)
 '''
-SENTENCES = {"Your turn": "**Exercise 90** · easy · 5 min. Answer."}
 SOLUTION = '''"""Exercise {number}: the answer."""
 
 
@@ -56,15 +56,11 @@ def mini_notebook(number: str = "90") -> nbformat.NotebookNode:
         new_markdown_cell(HEADER.format(number=number)),
         new_code_cell(SET_UP),
         new_code_cell("WORLD_SIZE = 2", metadata={"tags": ["parameters"]}),
-        *(
-            new_markdown_cell(f"## {title}\n\n{SENTENCES.get(title, 'A sentence.')}")
-            for title in SECTIONS[:6]
-        ),
         new_markdown_cell("Folded: proves nothing."),
         new_code_cell(f"%%writefile ../labs/lab_{number}_small.py\n{lab}"),
         new_code_cell(f"%%writefile ../labs/exercises/{number}_small/exercise.py\n{stub}"),
         new_code_cell('print("two", 2)'),
-        *(new_markdown_cell(f"## {title}\n\nA sentence.") for title in SECTIONS[6:]),
+        new_markdown_cell("## You did\n\nA sentence."),
     ]
     notebook = new_notebook(cells=cells)
     clean(notebook)

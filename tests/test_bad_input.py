@@ -86,14 +86,5 @@ def test_a_file_cannot_be_written_into_a_missing_folder():
         notebook._writefile("no-such-folder/lab.py", "")
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = tmp_path / "lab.py"
-    for text in ("first\n", "second\n", "second\n"):
-        notebook._writefile(str(path), text)
-        assert path.read_text(encoding="utf-8") == text
-    assert [file.name for file in tmp_path.iterdir()] == ["lab.py"]
-    assert capsys.readouterr().out.splitlines() == [f"Wrote {path.as_posix()}"] * 3
-
-
 def test_the_labs_are_found_in_this_checkout():
     assert EXERCISES == ROOT / "labs" / "exercises"

@@ -7,10 +7,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from shared.runtime.stubs import stub_of
 from shared.tools import lessons
 from shared.tools.lessons import Lesson, imported_modules, inputs_digest
 from shared.tools.refresh import is_fresh
-from shared.tools.sync import stub_of
 from tests.helpers import ROOT, python
 from tests.mini_course import make_course, mini_notebook, write_lesson
 from tests.test_red_when_wrong import NO_WORDS
@@ -134,6 +134,7 @@ def test_make_run_ends_in_a_table(tmp_path: Path):
         ("90_small", "green"),
         ("91_small", f"red: the command above failed with exit code 1: {NO_WORDS}"),
     ]
-    assert done.stdout.endswith("1 green, 1 red; executed copies are in runs/\n")
-    executed = nbformat.read(root / "runs" / "90_small.ipynb", 4)
+    told = done.stdout.splitlines()[-1]
+    assert told.startswith("1 green, 1 red; executed copies are in runs/lessons-")
+    executed = nbformat.read(root / told.rpartition(" ")[2] / "90_small.ipynb", 4)
     assert "WORLD_SIZE = 3" in [cell.source.splitlines()[-1] for cell in executed.cells]

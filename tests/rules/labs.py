@@ -9,13 +9,10 @@ first lab of a lesson that torchrun starts is plain. Other labs of the lesson im
 import ast
 import re
 import sys
-from functools import cache
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from shared.runtime.stubs import BEGIN, END
 from shared.tools.lessons import Lesson, imported_names
-from tests.helpers import requirement_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
@@ -97,40 +94,10 @@ def plain_problems(lesson: Lesson, root: Path) -> list[str]:
     return [f"{first.name} is the first lab of its lesson: it is to be plain, but imports {more}"]
 
 
-@cache
-def declared_modules() -> set[str]:
-    """Names under which the course's dependencies are imported."""
-    wanted = requirement_names()
-    return {
-        module for module, names in packages_distributions().items() if wanted & {n.lower() for n in names}
-    }
-
-
 def imports(path: Path) -> set[str]:
     """The top names of all that a file imports; of a relative import ``relative``."""
     names = imported_names(path.read_text(encoding="utf-8"), package="relative")
     return {name.split(".")[0] for name in names}
-
-
-def import_problems(path: Path) -> list[str]:
-    """A lab imports the standard library, declared dependencies, ``shared`` and labs of its own lesson.
-
-    Lessons 11 to 13 and 27 break the training script of lesson 10, so their labs may import that one, too.
-    One lab of lesson 22 has a row for each strategy of the lessons before, and imports it from there. One lab
-    of lesson 28 measures such rows again. One lab of lesson 27 requeues as a lab of lesson 13 does. The stub
-    of an exercise imports no lab.
-    """
-    allowed = {"shared", *sys.stdlib_module_names, *declared_modules()}
-    if path.name.startswith(BREAK_THE_SCRIPT):
-        allowed.add("lab_10_train")
-    own_lesson = path.name[: len("lab_NN_")]
-    more = {COMBINES: COMBINED, PREDICTS: PREDICTED}
-    lessons = (own_lesson, *more.get(path.stem, ()))
-    return [
-        f"{path.name} imports {name}"
-        for name in sorted(imports(path) - allowed)
-        if not (own_lesson.startswith("lab_") and name.startswith(lessons) and name != path.stem)
-    ]
 
 
 def lab_problems(lesson: Lesson, root: Path) -> list[str]:
@@ -139,7 +106,6 @@ def lab_problems(lesson: Lesson, root: Path) -> list[str]:
     for name in lesson.labs:
         path = root / name
         problems += docstring_problems(path, lesson.path.name)
-        problems += import_problems(path)
         if starts_with_torchrun(path):
             problems += runner_problems(path)
     return problems + plain_problems(lesson, root)
@@ -150,7 +116,6 @@ def exercises_problems(lesson: Lesson, root: Path) -> list[str]:
     problems = [] if lesson.exercises else ["there is no exercise"]
     for name in lesson.exercises:
         problems += exercise_problems(Path(name).parent.name, root)
-        problems += import_problems(root / name)
     return problems
 
 
