@@ -1,18 +1,20 @@
-"""Stubs are not started, right answers are accepted, and each typical wrong one is told what is wrong."""
+"""Stubs are not started, right answers are accepted, and each typical wrong one is told what is wrong.
+
+Try one: ``.venv/bin/python -m pytest tests/test_exercises.py -k "05_reduce_scatter and wrong"``.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from shared.runtime.stubs import stub_of
-from tests.answers import Answer, answers_of, right, solution_of, wrong
-from tests.helpers import EXERCISE_FOLDER, EXERCISES, ROOT, SCRIPTS, Done
+from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done
 from tests.launch import Job, run_job, warm_torchrun
+from tests.planted import Right, Wrong, answers_of, changed, solution_of
 
-WRONG_ANSWERS_AT_LEAST = 3
 ANSWERS = [(exercise, answer) for exercise in EXERCISES for answer in answers_of(exercise)]
-WRONG = [pair for pair in ANSWERS if not pair[1].is_right]
-RIGHT = [pair for pair in ANSWERS if pair[1].is_right]
+WRONG = [(exercise, answer) for exercise, answer in ANSWERS if isinstance(answer, Wrong)]
+RIGHT = [(exercise, answer) for exercise, answer in ANSWERS if not isinstance(answer, Wrong)]
 OF_A_HANG = ("stuck: it waited", "hangs:", "another rank waits in it")
 
 
@@ -32,80 +34,17 @@ def judged(exercise: str, text: str, ranks: int, folder: Path, **variables: str)
     return run_job(Job(SCRIPTS / "patient_check.py", arguments, ranks, variables))
 
 
-def table_problems(exercise: str, answers: list[Answer], solution: str) -> list[str]:
-    reasons = [answer.told for answer in answers if not answer.is_right]
-    problems = []
-    if len(reasons) < WRONG_ANSWERS_AT_LEAST:
-        problems.append(f"{exercise} has {len(reasons)} wrong answers, wanted are {WRONG_ANSWERS_AT_LEAST}")
-    if len(set(reasons)) < len(reasons):
-        problems.append(f"{exercise}: two wrong answers are rejected for the same reason")
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_answers_fit_the_solution_and_are_rejected_for_different_reasons(exercise: str):
+    solution = solution_of(exercise)
+    answers = answers_of(exercise)
     for answer in answers:
-        try:
-            text = answer.text(solution)
-            compile(text, exercise, "exec")
-        except (ValueError, SyntaxError) as error:
-            problems.append(f"{exercise}: {answer.what} {error}")
-        else:
-            if text == solution or not answer.told:
-                problems.append(f"{exercise}: {answer.what} It changes nothing, or expects no words")
-    return problems
-
-
-def test_each_exercise_has_answers_that_fit_its_solution():
-    tables = sorted((ROOT / "tests" / "answers").glob("exercise_*.py"))
-    assert [path.stem for path in tables] == [f"exercise_{exercise[:2]}" for exercise in EXERCISES]
-    problems = []
-    for exercise in EXERCISES:
-        problems += table_problems(exercise, answers_of(exercise), solution_of(exercise))
-    assert not problems, "\n".join(problems)
-
-
-SMALL = """
-def double(x):
-    # solution: begin
-    if x:
-        return 2 * x
-    return 0
-    # solution: end
-
-
-def half(x):
-    return x / 2
-"""
-LINES = """
-if x:
-    return 2 * x
-"""
-TABLE = [
-    wrong("", "a", ("2 * x", "3 * x")),
-    wrong("", "b", (LINES, "x += 1")),
-    wrong("", "c", double="return x"),
-]
-
-
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ([*TABLE, right("", below="double = int")], None),
-        (TABLE[1:], "90_small has 2 wrong answers, wanted are 3"),
-        ([*TABLE, TABLE[0]], "two wrong answers are rejected for the same reason"),
-        ([*TABLE, wrong("", "d", ("x", "y"))], "'x' occurs 5 times, not once"),
-        ([*TABLE, wrong("", "d", ("return x\n", ""))], "'return x\\n' occurs 0 times, not once"),
-        ([*TABLE, wrong("", "d", ("", "y"))], "'' occurs 0 times, not once"),
-        ([*TABLE, wrong("", "d", half="return x")], "no marks in half"),
-        ([*TABLE, wrong("", "d", ("2 * x", "2 x"))], "invalid syntax"),
-        ([*TABLE, wrong("", "d", ("2 * x", "2 * x"))], "It changes nothing"),
-        ([*TABLE, wrong("", "", ("2 * x", "3 * x"))], "expects no words"),
-    ],
-)
-def test_an_answer_that_does_not_fit_is_found(answers: list[Answer], expected: str | None):
-    problems = table_problems("90_small", answers, SMALL)
-    assert [expected] == [None] if not problems else expected in problems[0]
-
-
-def test_an_answer_is_indented_as_the_solution_was():
-    assert "    x += 1\n    return 0\n" in TABLE[1].text(SMALL)
-    assert TABLE[2].text(SMALL).startswith("\ndef double(x):\n    return x\n\n\n")
+        text = answer.text(solution)
+        compile(text, exercise, "exec")
+        assert text != solution, answer.what
+    reasons = [answer.told for answer in answers if isinstance(answer, Wrong)]
+    assert len(set(reasons)) == len(reasons) >= 3
+    assert len(answers) > len(reasons)
 
 
 @pytest.mark.slow
@@ -115,8 +54,7 @@ def test_the_stub_is_not_started(exercise: str, tmp_path: Path):
     assert (done.returncode, done.stdout) == (0, announced(exercise, "not started") + "\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])  # answers run on 3
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_solution_is_right(exercise: str, ranks: int, tmp_path: Path):
     done = judged(exercise, solution_of(exercise), ranks, tmp_path)
@@ -127,7 +65,7 @@ def test_the_solution_is_right(exercise: str, ranks: int, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("exercise", "answer"), WRONG, ids=lambda part: getattr(part, "what", part))
-def test_a_wrong_answer_is_rejected_for_its_reason(exercise: str, answer: Answer, tmp_path: Path):
+def test_a_wrong_answer_is_rejected_for_its_reason(exercise: str, answer: Wrong, tmp_path: Path):
     hangs = any(words in answer.told for words in OF_A_HANG)
     patience = {"PATIENCE_S": "10"} if hangs else {}
     done = judged(exercise, answer.text(solution_of(exercise)), 3, tmp_path, **patience)
@@ -137,7 +75,7 @@ def test_a_wrong_answer_is_rejected_for_its_reason(exercise: str, answer: Answer
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("exercise", "answer"), RIGHT, ids=lambda part: getattr(part, "what", part))
-def test_a_right_answer_may_look_unusual(exercise: str, answer: Answer, tmp_path: Path):
+def test_a_right_answer_may_look_unusual(exercise: str, answer: Right, tmp_path: Path):
     done = judged(exercise, answer.text(solution_of(exercise)), 3, tmp_path)
     assert done.returncode == 0, done.stdout
     assert announced(exercise, "right: ") in done.stdout
@@ -156,8 +94,7 @@ ENDINGS = {
 def test_an_answer_that_ends_its_process_or_never_ends_gets_a_verdict(ending: str, tmp_path: Path):
     line = "    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
     solution = solution_of("06_uneven_average")
-    assert solution.count(line) == 1
-    text = solution.replace(line, f"    {ending}\n{line}")
+    text = changed(solution, line, f"    {ending}\n{line}")
     text = f"{text}\n\nimport ctypes, os, sys\n"
     done = judged("06_uneven_average", text, 2, tmp_path, PATIENCE_S="3")
     assert done.returncode == 1
@@ -168,13 +105,13 @@ def test_an_answer_that_ends_its_process_or_never_ends_gets_a_verdict(ending: st
 def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):
     exercise, line = "23_batching_server", '        server = rpc.rpc_sync("worker0", held)\n'
     told = "round 1: 4 of 4 calls were not answered within 5 s"
-    (waits,) = [answer for answer in answers_of(exercise) if answer.told == told]
+    (waits,) = [answer for _, answer in WRONG if answer.told == told]
     answer = tmp_path / "exercise.py"
     answer.write_text(waits.text(solution_of(exercise)), encoding="utf-8")
     text = check_of(exercise).read_text(encoding="utf-8")
-    assert line in text
+    text = changed(text, line, f"        time.sleep(group.rank % 2)\n{line}")
     slow = tmp_path / "check.py"  # rank 1 asks for the server when the others' calls could hold its threads
-    slow.write_text(text.replace(line, f"        time.sleep(group.rank % 2)\n{line}"), encoding="utf-8")
+    slow.write_text(text, encoding="utf-8")
     done = run_job(Job(slow, ("--answer", answer), ranks=3))
     assert done.returncode == 1
     assert told in done.stdout

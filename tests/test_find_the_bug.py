@@ -18,6 +18,7 @@ import pytest
 from shared.checklist.findings import findings
 from shared.tools.diffs import fenced
 from shared.tools.lessons import cells_of
+from tests import planted
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
 from tests.launch import Job, run_job
 
@@ -31,7 +32,6 @@ PLACE = re.compile(r"^( *)\.\.\.  # the excerpt\n", re.MULTILINE)
 OUR_IMPORT = re.compile(r"^from around import .*\n", re.MULTILINE)
 RULE = re.compile(r"`rank-check`[^.]*? with its rule `(\w+)`")
 CASE = re.compile(r"\| `(\w+)` \|$", re.MULTILINE)
-SHORTEST, LONGEST = 5, 13  # lines of an excerpt
 RANKS = 2
 
 
@@ -48,7 +48,7 @@ class Box:
 
     @property
     def cure(self) -> str:
-        return changed(self.excerpt, self.change)
+        return cured(self.excerpt, self.change)
 
 
 def boxes_in(lesson: str) -> list[str]:
@@ -64,13 +64,12 @@ def box_of(lesson: str) -> Box:
     return Box(lesson, BLOCK.sub("", text), *[block for _, block in blocks])
 
 
-def changed(code: str, change: str) -> str:
+def cured(code: str, change: str) -> str:
     """``code`` after a change in the form of a diff without line numbers."""
     lines = change.splitlines(keepends=True)
     old = "".join(line[1:] for line in lines if line[0] in " -")
     new = "".join(line[1:] for line in lines if line[0] in " +")
-    assert code.count(old) == 1, f"not once in the excerpt:\n{old}"
-    return code.replace(old, new)
+    return planted.changed(code, old, new)
 
 
 def framed(lesson: str, excerpt: str) -> str:
@@ -108,10 +107,10 @@ def said(lesson: str, way: str, excerpt: str, folder: Path) -> str:
 def test_a_box_and_its_cure_print_what_they_say(lesson: str, tmp_path: Path):
     box = box_of(lesson)
     broken = said(lesson, "broken", box.excerpt, tmp_path)
-    cured = said(lesson, "cured", box.cure, tmp_path)
+    then = said(lesson, "cured", box.cure, tmp_path)
     assert is_said(box.says, broken), broken
-    assert is_said(box.says_then, cured), cured
-    assert not is_said(box.says, cured)
+    assert is_said(box.says_then, then), then
+    assert not is_said(box.says, then)
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
@@ -124,43 +123,16 @@ def test_rank_check_finds_what_the_box_says(lesson: str):
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_a_box_is_short_and_names_what_exists(lesson: str):
+def test_a_box_names_what_exists(lesson: str):
     box = box_of(lesson)
-    assert SHORTEST <= len(box.excerpt.splitlines()) <= LONGEST
     named = set(re.findall(r"`(\w+)`", box.words))
     cases = set(CASE.findall(FAILURES.read_text(encoding="utf-8")))
     assert bool(named & cases) == ("failures.md" in box.words)
     for lab in re.findall(r"`(lab_\w+\.py)`", box.words):
         assert (ROOT / "labs" / lab).is_file()
-    assert box.words.count("<details>") == box.words.count("</details>") == 1
 
 
 def test_each_box_has_a_frame():
     heading = json.dumps(HEADING)
     with_a_box = [path.name[:2] for path in LESSON_PATHS if heading in path.read_text(encoding="utf-8")]
     assert with_a_box == LESSONS
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("rank 0: 45.0%\n", True),
-        ("rank 0: 90.0%\n", False),
-        ("rank 0: 45.0%\nrank 1: 45.0%\n", False),
-        ("", False),
-    ],
-)
-def test_other_words_are_noticed(said: str, expected: bool):
-    assert is_said("rank 0: 45.0%\n", said) == expected
-
-
-def test_dots_stand_for_anything():
-    expected = "rank 0: Error: ... Timed out ... to complete\nrank 1: done\n"
-    assert is_said(expected, "rank 0: Error: [a.cc:1] Timed out in recv to complete\nrank 1: done\n")
-    assert not is_said(expected, "rank 0: Error: [a.cc:1] Timed out\nrank 1: to complete\nrank 1: done\n")
-
-
-def test_a_change_that_does_not_fit_is_noticed():
-    assert changed("a\nb\n", "-b\n+c\n+d\n") == "a\nc\nd\n"
-    with pytest.raises(AssertionError, match="not once"):
-        changed("a\nb\n", "-c\n+d\n")

@@ -1,78 +1,59 @@
-"""Answers to exercise 00; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 00."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
+
+SHARE_OF = solved("00_shares", "share_of")
 
 ANSWERS = [
-    wrong(
-        "Items are numbered from 1 here.",
-        "of 1797 items with world size 3, number 1797 was taken, but there is no such item",
-        ("rank, items", "rank + 1, items + 1"),
+    Wrong(
+        what="Items are numbered from 1 here.",
+        old="rank, items",
+        new="rank + 1, items + 1",
+        told="of 1797 items with world size 3, number 1797 was taken, but there is no such item",
     ),
-    wrong(
-        "Equal blocks, and nobody takes what is left over.",
-        "of 1797 items with world size 2, number 1796 is taken by no rank (1 such in all)",
-        share_of="""
+    Wrong(
+        what="Equal blocks, and nobody takes what is left over.",
+        old=SHARE_OF,
+        new="""
         size = items // world_size
         return list(range(rank * size, (rank + 1) * size))
         """,
+        told="of 1797 items with world size 2, number 1796 is taken by no rank (1 such in all)",
     ),
-    wrong(
-        "Every rank does the whole work.",
-        "of 1797 items with world size 3, number 0 is taken more than once",
-        ("rank, items, world_size", "items"),
+    Wrong(
+        what="Every rank does the whole work.",
+        old="rank, items, world_size",
+        new="items",
+        told="of 1797 items with world size 3, number 0 is taken more than once",
     ),
-    wrong(
-        "Counts with a division that gives floats.",
-        "share_of returned a list whose entry 0 is 0.0, a float: expected whole numbers",
-        share_of="""
+    Wrong(
+        what="Counts with a division that gives floats.",
+        old=SHARE_OF,
+        new="""
         first = (items - rank + world_size - 1) / world_size
         return [float(rank + step * world_size) for step in range(int(first))]
         """,
+        told="share_of returned a list whose entry 0 is 0.0, a float: expected whole numbers",
     ),
-    wrong(
-        "Right when there happen to be three ranks.",
-        "of 1797 items with world size 1, number 1 is taken by no rank (1198 such in all)",
-        ("items, world_size", "items, 3"),
+    Wrong(
+        what="The right numbers, but not as a list.",
+        old=SHARE_OF,
+        new="return range(rank, items, world_size)",
+        told="share_of returned a range, expected a list",
     ),
-    wrong(
-        "The right numbers, but not as a list.",
-        "share_of returned a range, expected a list",
-        share_of="return range(rank, items, world_size)",
-    ),
-    wrong(
-        "Blocks rounded up: the last rank gets too little.",
-        "of 1797 items with world size 5, the ranks take [360, 360, 360, 360, 357]",
-        share_of="""
+    Wrong(
+        what="Blocks rounded up: the last rank gets too little.",
+        old=SHARE_OF,
+        new="""
         size = -(-items // world_size)
         return list(range(rank * size, min((rank + 1) * size, items)))
         """,
+        told="of 1797 items with world size 5, the ranks take [360, 360, 360, 360, 357]",
     ),
-    wrong(
-        "Each rank shuffles by itself, so the shares of two ranks overlap.",
-        "is taken by no rank (",
-        share_of="""
-        indices = list(range(items))
-        random.SystemRandom().shuffle(indices)
-        return indices[rank::world_size]
-        """,
-        below="import random",
-    ),
-    right(
-        "Blocks of neighbours, the last ranks take one more, in falling order.",
-        share_of="""
-        first = items * rank // world_size
-        last = items * (rank + 1) // world_size
-        return sorted(range(first, last), reverse=True)
-        """,
-    ),
-    right(
-        "The numbers are numpy's integers, not Python's.",
-        ("range(rank", "np.arange(rank"),
-        below="import numpy as np",
-    ),
-    right(
-        "Shuffled, with one seed on all ranks, as DistributedSampler does.",
-        share_of="""
+    Right(
+        what="Shuffled, with one seed on all ranks, as DistributedSampler does.",
+        old=SHARE_OF,
+        new="""
         indices = list(range(items))
         random.Random(0).shuffle(indices)
         return indices[rank::world_size]

@@ -1,6 +1,6 @@
-"""Answers to exercise 11; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 11."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong
 
 WRITE = """
 with new.open("wb") as file:
@@ -15,145 +15,78 @@ spare.replace(previous)
 """
 
 ANSWERS = [
-    wrong(
-        "The old checkpoint is copied, and its copy never flushed: a power cut may leave it empty.",
-        "previous.pt is there when save returns, but was written before os.fsync",
-        (KEEP, "shutil.copyfile(latest, previous)"),
+    Wrong(
+        what="The old checkpoint is copied, and its copy never flushed: a power cut may leave it empty.",
+        old=KEEP,
+        new="shutil.copyfile(latest, previous)",
+        told="previous.pt is there when save returns, but was written before os.fsync",
         below="import shutil",
     ),
-    wrong(
-        "The copy is on the disk in the end, but a kill tears it, and the older checkpoint is gone by then.",
-        "previous.pt holds 0 of 100,000 bytes",
-        (
-            KEEP,
-            """
-            shutil.copyfile(latest, previous)
-            with previous.open("rb+") as copy:
-                os.fsync(copy.fileno())
-            """,
-        ),
+    Wrong(
+        what="The copy is on the disk in the end, but a kill tears it, and the older checkpoint is gone.",
+        old=KEEP,
+        new="""
+        shutil.copyfile(latest, previous)
+        with previous.open("rb+") as copy:
+            os.fsync(copy.fileno())
+        """,
+        told="previous.pt holds 0 of 100,000 bytes",
         below="import shutil",
     ),
-    wrong(
-        "The bytes are on the disk; the names may not be.",
-        "the folder is not flushed after the last os.replace",
-        ("os.fsync(folder)", ""),
+    Wrong(
+        what="The bytes are on the disk; the names may not be.",
+        old="os.fsync(folder)",
+        new="",
+        told="the folder is not flushed after the last os.replace",
     ),
-    wrong(
-        "os.fsync before Python has handed its buffer to the system.",
-        "os.fsync has seen 0 of its 1,000 bytes",
-        ("file.flush()", ""),
+    Wrong(
+        what="os.fsync before Python has handed its buffer to the system.",
+        old="file.flush()",
+        new="",
+        told="os.fsync has seen 0 of its 1,000 bytes",
     ),
-    wrong(
-        "An atomic save that forgets the checkpoint before.",
-        "previous.pt is missing; expected are 2 and 1",
-        (KEEP, ""),
+    Wrong(
+        what="An atomic save that forgets the checkpoint before.",
+        old=KEEP,
+        new="",
+        told="previous.pt is missing; expected are 2 and 1",
     ),
-    wrong(
-        "Makes room for the new checkpoint before putting it there.",
-        "killed after os.remove: latest.pt is missing",
-        (
-            "new.replace(latest)",
-            """
-            latest.unlink()
-            new.replace(latest)
-            """,
-        ),
+    Wrong(
+        what="The old checkpoint gets its new name first: for a moment there is no latest.",
+        old=KEEP,
+        new="latest.replace(previous)",
+        told="killed after os.replace: latest.pt is missing",
     ),
-    wrong(
-        "The old checkpoint gets its new name first: for a moment there is no latest.",
-        "killed after os.replace: latest.pt is missing",
-        (KEEP, "latest.replace(previous)"),
+    Wrong(
+        what="A killed save leaves its temporary names behind, and the next one cannot take them.",
+        old=('new.open("wb")', "spare.unlink(missing_ok=True)"),
+        new=('new.open("xb")', ""),
+        told=": FileExistsError: ",
     ),
-    wrong(
-        "A killed save leaves its temporary names behind, and the next one cannot take them.",
-        "FileExistsError: [Errno 17] File exists",
-        ('new.open("wb")', 'new.open("xb")'),
-        ("spare.unlink(missing_ok=True)", ""),
+    Wrong(
+        what="Survives a kill, but not a power cut: nothing is flushed to the disk before the name counts.",
+        old=WRITE,
+        new="new.write_bytes(data)",
+        told="latest.pt gets its name before os.fsync: a power cut may leave it empty",
     ),
-    wrong(
-        "Survives a kill, but not a power cut: nothing is flushed to the disk before the name counts.",
-        "latest.pt gets its name before os.fsync: a power cut may leave it empty",
-        (WRITE, "new.write_bytes(data)"),
-    ),
-    wrong(
-        "Writes to the folder for temporary files, which may lie on another disk: then the move is a copy.",
-        "writes outside of the folder; os.replace works within one file system",
-        ('new = latest.with_name("new.tmp")', 'new = Path(tempfile.mkdtemp()) / "new.tmp"'),
-        ("new.replace(latest)", "shutil.move(new, latest)"),
+    Wrong(
+        what="Writes to the folder for temporary files, which may lie on another disk.",
+        old=('new = latest.with_name("new.tmp")', "new.replace(latest)"),
+        new=('new = Path(tempfile.mkdtemp()) / "new.tmp"', "shutil.move(new, latest)"),
+        told="writes outside of the folder; os.replace works within one file system",
         below="import shutil, tempfile",
     ),
-    wrong(
-        "Moves a copy of the old checkpoint aside, then opens the only good one for writing.",
-        "killed after open: latest.pt holds 0 of 100,000 bytes",
-        ("file.write(data)", "file.write(latest.read_bytes())"),
-        (KEEP, "new.replace(previous)"),
-        (
-            "new.replace(latest)",
-            """
-            with latest.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            """,
-        ),
-    ),
-    right(
-        "Copies the old checkpoint, for a file system that has no hard links.",
-        (
-            KEEP,
-            """
-            with spare.open("wb") as file:
-                file.write(latest.read_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            spare.replace(previous)
-            """,
-        ),
-    ),
-    right(
-        "No spare name: previous.pt is missing for a moment.",
-        (
-            KEEP,
-            """
-            previous.unlink(missing_ok=True)
-            os.link(latest, previous)
-            """,
-        ),
-    ),
-    right(
-        "A temporary file by tempfile, in the same folder.",
-        (
-            WRITE,
-            """
-            with tempfile.NamedTemporaryFile(dir=latest.parent, delete=False) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            new = Path(file.name)
-            """,
-        ),
-        below="import tempfile",
-    ),
-    right(
-        "O_SYNC: each write returns when its bytes are on the disk.",
-        (
-            WRITE,
-            """
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC)
-            os.write(descriptor, data)
-            os.close(descriptor)
-            """,
-        ),
-    ),
-    right(
-        "fdatasync, and previous.pt gets its name last.",
-        ("os.fsync(file.fileno())", "os.fdatasync(file.fileno())"),
-        (
+    Right(
+        what="fdatasync, and previous.pt gets its name last.",
+        old=(
+            "os.fsync(file.fileno())",
             """
             spare.replace(previous)
             new.replace(latest)
             """,
+        ),
+        new=(
+            "os.fdatasync(file.fileno())",
             """
             new.replace(latest)
             spare.replace(previous)

@@ -1,6 +1,6 @@
-"""Answers to exercise 15; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 15."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong
 
 MEAN = """
 mean = torch.tensor(seconds, dtype=torch.float64)
@@ -10,12 +10,11 @@ mean /= dist.get_world_size()
 CUT = "return min(range(1, len(layers)), key=lambda cut: max(mean[:cut].sum(), mean[cut:].sum()).item())"
 
 ANSWERS = [
-    wrong(
-        "The ranks average their cuts instead of their times.",
-        "a large head: cut after 10 of 12 layers",
-        (MEAN, "mean = torch.tensor(seconds, dtype=torch.float64)"),
-        (
-            CUT,
+    Wrong(
+        what="The ranks average their cuts instead of their times.",
+        old=(MEAN, CUT),
+        new=(
+            "mean = torch.tensor(seconds, dtype=torch.float64)",
             """
             own = min(range(1, len(layers)), key=lambda cut: max(mean[:cut].sum(), mean[cut:].sum()).item())
             cuts = torch.tensor(float(own))
@@ -23,36 +22,30 @@ ANSWERS = [
             return round(cuts.item() / dist.get_world_size())
             """,
         ),
+        told="a large head: cut after 10 of 12 layers",
     ),
-    wrong(
-        "Measures the first call.",
-        "(a layer was called only once)",
-        ("range(2)", "range(1)"),
+    Wrong(
+        what="Measures the first call.",
+        old="range(2)",
+        new="range(1)",
+        told="(a layer was called only once)",
     ),
-    wrong(
-        "Each rank trusts its own times.",
-        "DDP needs the same model on each",
-        (MEAN, "mean = torch.tensor(seconds, dtype=torch.float64)"),
+    Wrong(
+        what="Each rank trusts its own times.",
+        old=MEAN,
+        new="mean = torch.tensor(seconds, dtype=torch.float64)",
+        told="DDP needs the same model on each",
     ),
-    wrong(
-        "Adds layers to device 0 until it has at least half of the time, the last one included.",
-        "cut after 9 of 12 layers, the slower device takes",
-        (CUT, "return min(int((mean.cumsum(0) < mean.sum() / 2).sum()) + 1, len(layers) - 1)"),
+    Wrong(
+        what="Measures each layer on the first input.",
+        old="inputs = layer(inputs)",
+        new="layer(inputs)",
+        told="was called with another input than the output of the layer before",
     ),
-    wrong(
-        "Half of the layers on each device, measured or not.",
-        "cut after 6 of 12 layers, the slower device takes",
-        (CUT, "return len(layers) // 2"),
-    ),
-    wrong(
-        "Measures each layer on the first input.",
-        "was called with another input than the output of the layer before",
-        ("inputs = layer(inputs)", "layer(inputs)"),
-    ),
-    right(
-        "Only rank 0 looks for the cut, from everybody's times, and tells the others.",
-        (
-            MEAN,
+    Right(
+        what="Only rank 0 looks for the cut, from everybody's times, and tells the others.",
+        old=(MEAN, CUT),
+        new=(
             """
             everyones = [None] * dist.get_world_size()
             dist.all_gather_object(everyones, seconds)
@@ -63,12 +56,7 @@ ANSWERS = [
                 chosen[0] = min(cuts, key=lambda cut: max(sum(total[:cut]), sum(total[cut:])))
             dist.broadcast_object_list(chosen, src=0)
             """,
+            "return chosen[0]",
         ),
-        (CUT, "return chosen[0]"),
-    ),
-    right(
-        "numpy's whole numbers are whole numbers.",
-        (CUT, "return np.argmin([max(mean[:c].sum(), mean[c:].sum()) for c in range(1, len(layers))]) + 1"),
-        below="import numpy as np",
     ),
 ]

@@ -1,6 +1,6 @@
-"""Answers to exercise 17; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 17."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
 
 SUM = """
 total = x.clone()
@@ -11,61 +11,53 @@ HIDDEN = """
 hidden = F.silu(F.linear(x, self.gate_weight, self.gate_bias))
 hidden = hidden * F.linear(x, self.up_weight, self.up_bias)
 """
+__INIT__ = solved("17_gated_mlp", "__init__")
+BACKWARD = solved("17_gated_mlp", "backward")
 
 ANSWERS = [
-    wrong(
-        "Adds the bias to the summand of one rank.",
-        "down_bias has no gradient",
-        (
-            "return SumOverRanks.apply(F.linear(hidden, self.down_weight)) + self.down_bias",
-            """
-            bias = self.down_bias if dist.get_rank() == 0 else None
-            return SumOverRanks.apply(F.linear(hidden, self.down_weight, bias))
-            """,
-        ),
+    Wrong(
+        what="Adds the bias to the summand of one rank.",
+        old="return SumOverRanks.apply(F.linear(hidden, self.down_weight)) + self.down_bias",
+        new="""
+        bias = self.down_bias if dist.get_rank() == 0 else None
+        return SumOverRanks.apply(F.linear(hidden, self.down_weight, bias))
+        """,
+        told="down_bias has no gradient",
     ),
-    wrong(
-        "Adds the bias to each summand.",
-        "has the bias of down in it 3 times",
-        ("self.down_weight)) + self.down_bias", "self.down_weight, self.down_bias))"),
+    Wrong(
+        what="Adds the bias to each summand.",
+        old="self.down_weight)) + self.down_bias",
+        new="self.down_weight, self.down_bias))",
+        told="has the bias of down in it 3 times",
     ),
-    wrong(
-        "Adds its share of the bias to each summand.",
-        "the gradient of down_bias is 3 times too small",
-        ("self.down_weight)) + self.down_bias", "self.down_weight, self.down_bias / dist.get_world_size()))"),
+    Wrong(
+        what="Adds its share of the bias to each summand.",
+        old="self.down_weight)) + self.down_bias",
+        new="self.down_weight, self.down_bias / dist.get_world_size()))",
+        told="the gradient of down_bias is 3 times too small",
     ),
-    wrong(
-        "f stands before up alone.",
-        "lacks what other ranks have from gate",
-        ("x = CopyToRanks.apply(x)", ""),
-        (
-            "F.linear(x, self.up_weight, self.up_bias)",
-            "F.linear(CopyToRanks.apply(x), self.up_weight, self.up_bias)",
-        ),
+    Wrong(
+        what="f stands before up alone.",
+        old=("x = CopyToRanks.apply(x)", "F.linear(x, self.up_weight, self.up_bias)"),
+        new=("", "F.linear(CopyToRanks.apply(x), self.up_weight, self.up_bias)"),
+        told="lacks what other ranks have from gate",
     ),
-    wrong(
-        "f stands before gate alone.",
-        "lacks what other ranks have from up",
-        ("x = CopyToRanks.apply(x)", ""),
-        (
-            "F.linear(x, self.gate_weight, self.gate_bias)",
-            "F.linear(CopyToRanks.apply(x), self.gate_weight, self.gate_bias)",
-        ),
+    Wrong(
+        what="Sums in float32.",
+        old=SUM,
+        new=SUM.replace("x.clone()", "x.float()").replace("return total", "return total.to(x.dtype)"),
+        told="is right to float32 alone",
     ),
-    wrong(
-        "Sums in float32.",
-        "is right to float32 alone",
-        (SUM, SUM.replace("x.clone()", "x.float()").replace("return total", "return total.to(x.dtype)")),
+    Wrong(
+        what="Sums in place.",
+        old="total = gradient.clone()",
+        new="total = gradient",
+        told="CopyToRanks.backward changes the gradient",
     ),
-    wrong(
-        "Sums in place.",
-        "CopyToRanks.backward changes the gradient",
-        ("total = gradient.clone()", "total = gradient"),
-    ),
-    wrong(
-        "Rank r takes each N-th hidden number.",
-        "gate_weight holds each N-th hidden number",
-        __init__="""
+    Wrong(
+        what="Rank r takes each N-th hidden number.",
+        old=__INIT__,
+        new="""
         self.gate_weight = nn.Parameter(whole.gate.weight.detach()[rank::ranks].clone())
         self.gate_bias = nn.Parameter(whole.gate.bias.detach()[rank::ranks].clone())
         self.up_weight = nn.Parameter(whole.up.weight.detach()[rank::ranks].clone())
@@ -73,85 +65,73 @@ ANSWERS = [
         self.down_weight = nn.Parameter(whole.down.weight.detach()[:, rank::ranks].clone())
         self.down_bias = nn.Parameter(whole.down.bias.detach().clone())
         """,
+        told="gate_weight holds each N-th hidden number",
     ),
-    wrong(
-        "f is the identity in both directions.",
-        "is what came back through this rank's columns alone",
-        backward="return gradient",
+    Wrong(
+        what="f is the identity in both directions.",
+        old=BACKWARD,
+        new="return gradient",
+        told="is what came back through this rank's columns alone",
     ),
-    wrong(
-        "Averages what is to be added up.",
-        "is the mean of the ranks' summands",
-        (SUM, SUM.replace("return total", "return total / dist.get_world_size()")),
+    Wrong(
+        what="Averages what is to be added up.",
+        old=SUM,
+        new=SUM.replace("return total", "return total / dist.get_world_size()"),
+        told="is the mean of the ranks' summands",
     ),
-    wrong(
-        "Averages gradients, as data parallel training does.",
-        "is the mean of what the ranks have",
-        ("total = gradient.clone()", "total = gradient / dist.get_world_size()"),
+    Wrong(
+        what="Averages gradients, as data parallel training does.",
+        old="total = gradient.clone()",
+        new="total = gradient / dist.get_world_size()",
+        told="is the mean of what the ranks have",
     ),
-    wrong(
-        "g is the identity in both directions.",
-        "is this rank's summand alone",
-        (SUM, "return x.view_as(x)"),
+    Wrong(
+        what="g is the identity in both directions.",
+        old=SUM,
+        new="return x.view_as(x)",
+        told="is this rank's summand alone",
     ),
-    wrong(
-        "g sums gradients as well.",
-        "times too large",
-        (
-            "return gradient",
-            """
-            total = gradient.clone()
-            dist.all_reduce(total)
-            return total
-            """,
-        ),
+    Wrong(
+        what="g sums gradients as well.",
+        old="return gradient",
+        new="""
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+        """,
+        told="times too large",
     ),
-    wrong(
-        "Each of the two layers has its own f.",
-        "bytes by 2 x all_reduce",
-        ("x = CopyToRanks.apply(x)", ""),
-        (HIDDEN, HIDDEN.replace("(x,", "(CopyToRanks.apply(x),")),
+    Wrong(
+        what="Each of the two layers has its own f.",
+        old=("x = CopyToRanks.apply(x)", HIDDEN),
+        new=("", HIDDEN.replace("(x,", "(CopyToRanks.apply(x),")),
+        told="bytes by 2 x all_reduce",
     ),
-    wrong(
-        "Cuts all weights along their first dimension.",
-        "down_weight is (",
-        ("ranks, 1", "ranks, 0"),
+    Wrong(
+        what="Cuts all weights along their first dimension.",
+        old="ranks, 1",
+        new="ranks, 0",
+        told="down_weight is (",
     ),
-    wrong(
-        "Its parameters are views, which keep the whole alive.",
-        "gate_weight is a view",
-        (
-            "whole.gate.weight.detach().chunk(ranks, 0)[rank].clone()",
-            "whole.gate.weight.detach().chunk(ranks, 0)[rank]",
-        ),
+    Wrong(
+        what="Its parameters are views, which keep the whole alive.",
+        old="whole.gate.weight.detach().chunk(ranks, 0)[rank].clone()",
+        new="whole.gate.weight.detach().chunk(ranks, 0)[rank]",
+        told="gate_weight is a view",
     ),
-    right(
-        "gate and up are one product, and the sums are torch's functional all-reduce.",
-        (SUM, 'return functional.all_reduce(x, "sum", dist.group.WORLD)'),
-        (
-            HIDDEN,
+    Right(
+        what="gate and up are one product, and the sums are torch's functional all-reduce.",
+        old=(SUM, HIDDEN, BACKWARD),
+        new=(
+            'return functional.all_reduce(x, "sum", dist.group.WORLD)',
             """
             weight = torch.cat([self.gate_weight, self.up_weight])
             bias = torch.cat([self.gate_bias, self.up_bias])
             gate, up = F.linear(x, weight, bias).chunk(2, -1)
             hidden = F.silu(gate) * up
             """,
+            'return functional.all_reduce(gradient, "sum", dist.group.WORLD)',
         ),
-        backward='return functional.all_reduce(gradient, "sum", dist.group.WORLD)',
         below="import torch.distributed._functional_collectives as functional",
-    ),
-    right(
-        "The all-reduce is done by its two halves, reduce-scatter and all-gather.",
-        (SUM, "return summed(x)"),
-        backward="return summed(gradient)",
-        below="""
-        def summed(x: torch.Tensor) -> torch.Tensor:
-            flat = x.flatten()
-            padded = F.pad(flat, (0, -len(flat) % dist.get_world_size()))
-            part = padded.new_empty(len(padded) // dist.get_world_size())
-            dist.reduce_scatter_tensor(part, padded)
-            dist.all_gather_into_tensor(padded, part)
-            return padded[: len(flat)].view_as(x)
-        """,
     ),
 ]

@@ -1,6 +1,6 @@
-"""Answers to exercise 18; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 18."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
 
 REDUCE = """
 for p, owner in owner_of.items():
@@ -19,16 +19,18 @@ SEND = """
 for p, owner in owner_of.items():
     dist.broadcast(p, src=owner)
 """
+STEP = solved("18_zero_1", "step")
 
 ANSWERS = [
-    wrong(
-        "All ranks get all averaged gradients.",
-        "DDP's all-reduce sends",
-        (REDUCE, ALL_REDUCE),
+    Wrong(
+        what="All ranks get all averaged gradients.",
+        old=REDUCE,
+        new=ALL_REDUCE,
+        told="DDP's all-reduce sends",
     ),
-    wrong(
-        "Cuts a flat vector of all parameters, as the lab does: right for Adam, not for any optimizer.",
-        "is a parameter cut in pieces?",
+    Wrong(
+        what="Cuts a flat vector of all parameters, as the lab does: right for Adam, not for any optimizer.",
+        told="is a parameter cut in pieces?",
         below="""
         class ZeRO1:
             def __init__(self, params: Iterable[nn.Parameter], optimizer_class: type, **options) -> None:
@@ -58,69 +60,56 @@ ANSWERS = [
                 self.gradient.zero_()
         """,
     ),
-    wrong(
-        "Each rank begins to fill itself.",
-        "with root 0, rank 1 calls",
-        (
-            "load.index(min(load))",
-            "min(range(self.ranks), key=lambda r: (load[r], (r - self.rank) % self.ranks))",
-        ),
+    Wrong(
+        what="The owners keep the new values to themselves.",
+        old=SEND,
+        new="",
+        told="still has its old value here",
     ),
-    wrong(
-        "The owners keep the new values to themselves.",
-        "still has its old value here",
-        (SEND, ""),
+    Wrong(
+        what="Averages nothing.",
+        old=REDUCE,
+        new="",
+        told="was stepped with this rank's gradient",
     ),
-    wrong(
-        "Averages nothing.",
-        "was stepped with this rank's gradient",
-        (REDUCE, ""),
+    Wrong(
+        what="Leaves out what this rank did not use.",
+        old="gradient = torch.zeros_like(p) if p.grad is None else p.grad",
+        new="""
+        if p.grad is None:
+            continue
+        gradient = p.grad
+        """,
+        told="all must make the same calls",
     ),
-    wrong(
-        "Deals the parameters out like cards.",
-        "rank 0 keeps",
-        partition="return [index % self.ranks for index in range(len(self.params))]",
+    Wrong(
+        what="Does not divide by the number of ranks.",
+        old="gradient / self.ranks",
+        new="gradient",
+        told="was stepped with the sum of the gradients",
     ),
-    wrong(
-        "Leaves out what this rank did not use.",
-        "all must make the same calls",
-        (
-            "gradient = torch.zeros_like(p) if p.grad is None else p.grad",
-            """
-            if p.grad is None:
-                continue
-            gradient = p.grad
-            """,
-        ),
+    Wrong(
+        what="Each rank steps everything, as with DDP.",
+        old=("optimizer_class(mine, **options)", REDUCE, SEND),
+        new=("optimizer_class(self.params, **options)", ALL_REDUCE, ""),
+        told="of Adam's state; an even share is",
     ),
-    wrong(
-        "Does not divide by the number of ranks.",
-        "was stepped with the sum of the gradients",
-        ("gradient / self.ranks", "gradient"),
+    Wrong(
+        what="Counts what no rank used as zeros: weight decay moves it.",
+        old="for p, owner, flag in zip(self.params, self.owner, used, strict=True) if flag",
+        new="for p, owner in zip(self.params, self.owner, strict=True)",
+        told="has changed, though no rank used it",
     ),
-    wrong(
-        "Each rank steps everything, as with DDP.",
-        "of Adam's state; an even share is",
-        ("optimizer_class(mine, **options)", "optimizer_class(self.params, **options)"),
-        (REDUCE, ALL_REDUCE),
-        (SEND, ""),
+    Wrong(
+        what="Never waits for the broadcasts that it launches.",
+        old="dist.broadcast(p, src=owner)",
+        new="dist.broadcast(p, src=owner, async_op=True)",
+        told="calls were never waited for",
     ),
-    wrong(
-        "Counts what no rank used as zeros: weight decay moves it.",
-        "has changed, though no rank used it",
-        (
-            "for p, owner, flag in zip(self.params, self.owner, used, strict=True) if flag",
-            "for p, owner in zip(self.params, self.owner, strict=True)",
-        ),
-    ),
-    wrong(
-        "Never waits for the broadcasts that it launches.",
-        "calls were never waited for",
-        ("dist.broadcast(p, src=owner)", "dist.broadcast(p, src=owner, async_op=True)"),
-    ),
-    right(
-        "Gradients and parameters of an owner travel together in one flat tensor, without waiting.",
-        step="""
+    Right(
+        what="Gradients and parameters of an owner travel together in one flat tensor, without waiting.",
+        old=STEP,
+        new="""
         works = []
         flats = []
         for rank in range(self.ranks):

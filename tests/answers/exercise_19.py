@@ -1,115 +1,103 @@
-"""Answers to exercise 19; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 19."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
+
+AFTER_FORWARD = solved("19_sharded_unit", "after_forward")
 
 ANSWERS = [
-    wrong(
-        "Its shard is a view, which keeps the whole alive.",
-        "it is a view",
-        (
-            "self.whole.chunk(self.ranks)[dist.get_rank()].clone()",
-            "self.whole.clone().chunk(self.ranks)[dist.get_rank()]",
-        ),
+    Wrong(
+        what="Its shard is a view, which keeps the whole alive.",
+        old="self.whole.chunk(self.ranks)[dist.get_rank()].clone()",
+        new="self.whole.clone().chunk(self.ranks)[dist.get_rank()]",
+        told="it is a view",
     ),
-    wrong(
-        "Reduces the whole gradient and takes its part.",
-        "'all_reduce': 3",
-        (
-            """
-            mean = torch.empty_like(self.shard)
-            dist.reduce_scatter_tensor(mean, gradient)
-            """,
-            """
-            dist.all_reduce(gradient)
-            mean = gradient.chunk(self.ranks)[dist.get_rank()].clone()
-            """,
-        ),
+    Wrong(
+        what="Reduces the whole gradient and takes its part.",
+        old="""
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, gradient)
+        """,
+        new="""
+        dist.all_reduce(gradient)
+        mean = gradient.chunk(self.ranks)[dist.get_rank()].clone()
+        """,
+        told="'all_reduce': 3",
     ),
-    wrong(
-        "Sends in float32, whatever the dtype.",
-        "that is the rounding of float32",
-        (
-            """
-            mean = torch.empty_like(self.shard)
-            dist.reduce_scatter_tensor(mean, gradient)
-            mean /= self.ranks
-            """,
-            """
-            mean = torch.empty_like(self.shard, dtype=torch.float32)
-            dist.reduce_scatter_tensor(mean, gradient.float())
-            mean = (mean / self.ranks).to(self.shard.dtype)
-            """,
-        ),
+    Wrong(
+        what="Sends in float32, whatever the dtype.",
+        old="""
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, gradient)
+        mean /= self.ranks
+        """,
+        new="""
+        mean = torch.empty_like(self.shard, dtype=torch.float32)
+        dist.reduce_scatter_tensor(mean, gradient.float())
+        mean = (mean / self.ranks).to(self.shard.dtype)
+        """,
+        told="that is the rounding of float32",
     ),
-    wrong(
-        "Leaves the whole gradients where they are.",
-        "still has its whole gradient",
-        ("p.grad = None", ""),
+    Wrong(
+        what="Leaves the whole gradients where they are.",
+        old="p.grad = None",
+        new="",
+        told="still has its whole gradient",
     ),
-    wrong(
-        "Frees only after backward.",
-        "after forward,",
-        after_forward="output.register_hook(self.before_backward)",
+    Wrong(
+        what="Frees only after backward.",
+        old=AFTER_FORWARD,
+        new="output.register_hook(self.before_backward)",
+        told="after forward,",
     ),
-    wrong(
-        "Gathers into new memory, which autograd does not know.",
-        "autograd points there",
-        (
-            "self.whole.untyped_storage().resize_(self.whole.nbytes)",
-            """
-            self.whole = self.shard.new_empty(self.ranks * len(self.shard))
-            parts = self.whole[: sum(self.sizes)].split(self.sizes)
-            for p, part in zip(self.params, parts, strict=True):
-                p.data = part.view(p.shape)
-            """,
-        ),
+    Wrong(
+        what="Gathers into new memory, which autograd does not know.",
+        old="self.whole.untyped_storage().resize_(self.whole.nbytes)",
+        new="""
+        self.whole = self.shard.new_empty(self.ranks * len(self.shard))
+        parts = self.whole[: sum(self.sizes)].split(self.sizes)
+        for p, part in zip(self.params, parts, strict=True):
+            p.data = part.view(p.shape)
+        """,
+        told="autograd points there",
     ),
-    wrong(
-        "Does not unshard in backward.",
-        "still empty",
-        ("output.register_hook(self.before_backward)", ""),
+    Wrong(
+        what="Forgets the gradient of the backward before.",
+        old="self.shard.grad += mean",
+        new="self.shard.grad = mean",
+        told="step 1, unit 0: gradient of the shard",
     ),
-    wrong(
-        "Forgets the gradient of the backward before.",
-        "step 1, unit 0: gradient of the shard",
-        ("self.shard.grad += mean", "self.shard.grad = mean"),
+    Wrong(
+        what="Has no padding: the last elements are in no shard.",
+        old=".chunk(self.ranks)[dist.get_rank()]",
+        new="[dist.get_rank() * (numel // self.ranks) :][: numel // self.ranks]",
+        told="elements, expected",
     ),
-    wrong(
-        "Has no padding: the last elements are in no shard.",
-        "elements, expected",
-        (
-            ".chunk(self.ranks)[dist.get_rank()]",
-            "[dist.get_rank() * (numel // self.ranks) :][: numel // self.ranks]",
-        ),
+    Wrong(
+        what="Does not divide by the number of ranks.",
+        old="mean /= self.ranks",
+        new="",
+        told="it is the sum over the ranks",
     ),
-    wrong(
-        "Does not divide by the number of ranks.",
-        "it is the sum over the ranks",
-        ("mean /= self.ranks", ""),
+    Wrong(
+        what="Keeps a copy of the whole for itself.",
+        old="dist.all_gather_into_tensor(self.whole, self.shard.detach())",
+        new="""
+        dist.all_gather_into_tensor(self.whole, self.shard.detach())
+        self.cache = self.whole.clone()
+        """,
+        told="bytes beside its shard: a whole copy",
     ),
-    wrong(
-        "Keeps a copy of the whole for itself.",
-        "bytes beside its shard: a whole copy",
-        (
-            "dist.all_gather_into_tensor(self.whole, self.shard.detach())",
-            """
-            dist.all_gather_into_tensor(self.whole, self.shard.detach())
-            self.cache = self.whole.clone()
-            """,
-        ),
-    ),
-    wrong(
-        "Takes the first parameter's gradient for the last to come.",
-        "'NoneType' object has no attribute 'flatten'",
-        ("if any(p.grad is None for p in self.params):", "if p is not self.params[0]:"),
-    ),
-    right(
-        "Lists of shards, and the mean by the collective itself.",
-        ("all_gather_into_tensor(self.whole", "all_gather(list(self.whole.chunk(self.ranks))"),
-        (
+    Right(
+        what="Lists of shards, and the mean by the collective itself.",
+        old=(
+            "all_gather_into_tensor(self.whole",
             "reduce_scatter_tensor(mean, gradient)",
-            "reduce_scatter(mean, list(gradient.chunk(self.ranks)), dist.ReduceOp.AVG)",
+            "mean /= self.ranks",
         ),
-        ("mean /= self.ranks", ""),
+        new=(
+            "all_gather(list(self.whole.chunk(self.ranks))",
+            "reduce_scatter(mean, list(gradient.chunk(self.ranks)), dist.ReduceOp.AVG)",
+            "",
+        ),
     ),
 ]

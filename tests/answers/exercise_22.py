@@ -1,95 +1,89 @@
-"""Answers to exercise 22; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 22."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
 
 ALONE = """
 loss = total / count
 (loss * dist.get_world_size(group)).backward()  # FSDP takes the mean over these ranks
 """
+OWN_PART = solved("22_mesh", "own_part")
+SHARD = solved("22_mesh", "shard")
 
 ANSWERS = [
-    wrong(
-        "Divides by the labels of all, and so does FSDP by the ranks.",
-        "is 0.333 times that of one process: FSDP divides by the ranks of its mesh, too",
-        ("(loss * dist.get_world_size(group)).backward()", "loss.backward()"),
+    Wrong(
+        what="Divides by the labels of all, and so does FSDP by the ranks.",
+        old="(loss * dist.get_world_size(group)).backward()",
+        new="loss.backward()",
+        told="is 0.333 times that of one process: FSDP divides by the ranks of its mesh, too",
     ),
-    wrong(
-        "Takes the mean of its own labels, and the mean of these means.",
-        "the loss is the mean of the ranks' means",
-        ("dist.all_reduce(count, group=group)\n", ""),
-        (ALONE, "loss = total / count\nloss.backward()\n"),
-        ("dist.all_reduce(loss, group=group)", "dist.all_reduce(loss, dist.ReduceOp.AVG, group=group)"),
+    Wrong(
+        what="Takes the mean of its own labels, and the mean of these means.",
+        old=("dist.all_reduce(count, group=group)", ALONE, "dist.all_reduce(loss, group=group)"),
+        new=(
+            "",
+            "loss = total / count\nloss.backward()\n",
+            "dist.all_reduce(loss, dist.ReduceOp.AVG, group=group)",
+        ),
+        told="the loss is the mean of the ranks' means",
     ),
-    wrong(
-        "Counts the labels of copies as well, and multiplies by the ranks that have tokens of their own.",
-        "is 0.333 times that of one process: ranks along tp have the same tokens, which count once",
-        ("dist.all_reduce(count, group=group)", "dist.all_reduce(count)"),
-        ("dist.all_reduce(loss, group=group)", "dist.all_reduce(loss)"),
+    Wrong(
+        what="Counts the labels of copies as well, multiplies by the ranks with tokens of their own.",
+        old=("dist.all_reduce(count, group=group)", "dist.all_reduce(loss, group=group)"),
+        new=("dist.all_reduce(count)", "dist.all_reduce(loss)"),
+        told="is 0.333 times that of one process: ranks along tp have the same tokens, which count once",
     ),
-    wrong(
-        "Multiplies by all ranks of the world.",
-        "is 3 times that of one process",
-        ("dist.get_world_size(group)", "dist.get_world_size()"),
+    Wrong(
+        what="Multiplies by all ranks of the world.",
+        old="dist.get_world_size(group)",
+        new="dist.get_world_size()",
+        told="is 3 times that of one process",
     ),
-    wrong(
-        "Counts the labels that are ignored, too.",
-        "that of one process is",
-        ("(labels != IGNORED).sum()", "torch.tensor(labels.numel())"),
+    Wrong(
+        what="Counts the labels that are ignored, too.",
+        old="(labels != IGNORED).sum()",
+        new="torch.tensor(labels.numel())",
+        told="that of one process is",
     ),
-    wrong(
-        "Reads rows by the rank of the world, as a sampler does by default.",
-        "own_part returns (4, 12), expected are (12, 4)",
-        own_part="return batch.chunk(dist.get_world_size())[dist.get_rank()]",
+    Wrong(
+        what="Reads rows by the rank of the world, as a sampler does by default.",
+        old=OWN_PART,
+        new="return batch.chunk(dist.get_world_size())[dist.get_rank()]",
+        told="own_part returns (4, 12), expected are (12, 4)",
     ),
-    wrong(
-        "Divides the sequence along dp and the rows along cp.",
-        "own_part returns (12, 4), expected are (4, 12)",
-        ('("dp", "cp")):', '("cp", "dp")):'),
-    ),
-    wrong(
-        "Takes every third row.",
-        "other rows or positions than those of this rank's place",
-        own_part="""
+    Wrong(
+        what="Takes every third row.",
+        old=OWN_PART,
+        new="""
         batch = batch[mesh.get_local_rank("dp") :: mesh["dp"].size()]
         return batch.chunk(mesh["cp"].size(), 1)[mesh.get_local_rank("cp")]
         """,
+        told="other rows or positions than those of this rank's place",
     ),
-    wrong(
-        "Shards over dp alone, as without CP.",
-        "shards lie over dp and cp together",
-        ('joined = mesh["dp", "cp"]._flatten("dp_cp")\n', 'joined = mesh["dp"]\n'),
+    Wrong(
+        what="Shards over dp alone, as without CP.",
+        old='joined = mesh["dp", "cp"]._flatten("dp_cp")\n',
+        new='joined = mesh["dp"]\n',
+        told="shards lie over dp and cp together",
     ),
-    wrong("Shards nothing.", "is not sharded", shard="return None"),
-    wrong(
-        "Returns a loss that still has its graph.",
-        "expected a 0-dim tensor without a graph",
-        ("loss = loss.detach().clone()", "loss = loss * 1"),
+    Wrong(
+        what="Shards nothing.",
+        old=SHARD,
+        new="return None",
+        told="is not sharded",
     ),
-    right(
-        "FSDP adds up and divides by nothing, as torchtitan has it.",
-        (
-            "fully_shard(model, mesh=joined)\n",
-            """
-            fully_shard(model, mesh=joined)
-            for module in (*model.blocks, model):
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(1.0)
-            """,
+    Wrong(
+        what="Returns a loss that still has its graph.",
+        old="loss = loss.detach().clone()",
+        new="loss = loss * 1",
+        told="expected a 0-dim tensor without a graph",
+    ),
+    Right(
+        what="Sums over all ranks, copies in both the labels and the losses.",
+        old=(
+            "dist.all_reduce(count, group=group)",
+            "dist.get_world_size(group)",
+            "dist.all_reduce(loss, group=group)",
         ),
-        ("(loss * dist.get_world_size(group)).backward()", "loss.backward()"),
-    ),
-    right(
-        "Sums over all ranks, copies in both the labels and the losses.",
-        ("dist.all_reduce(count, group=group)", "dist.all_reduce(count)"),
-        ("dist.get_world_size(group)", "mesh.size()"),
-        ("dist.all_reduce(loss, group=group)", "dist.all_reduce(loss)"),
-    ),
-    right(
-        "Parts by numbers of rows and positions, from the coordinate.",
-        own_part="""
-        dp, cp, _ = mesh.get_coordinate()
-        rows, length = len(batch) // mesh.size(0), batch.shape[1] // mesh.size(1)
-        return batch[dp * rows : (dp + 1) * rows, cp * length : (cp + 1) * length]
-        """,
+        new=("dist.all_reduce(count)", "mesh.size()", "dist.all_reduce(loss)"),
     ),
 ]

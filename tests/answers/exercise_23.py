@@ -1,61 +1,57 @@
-"""Answers to exercise 23; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 23."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
+
+UPDATE = solved("23_batching_server", "update")
 
 ANSWERS = [
-    wrong(
-        "Takes a step for each gradient.",
-        "after 1 round(s) of 12 gradients the server has taken 12 steps",
-        (
+    Wrong(
+        what="Takes a step for each gradient.",
+        old=(
             "answer = self.answer",
-            """
-            answer = self.answer
-            self.weight = self.weight - self.learning_rate * gradient / self.trainers
-            self.steps += 1
-            """,
-        ),
-        (
             """
             mean = torch.stack(self.gradients).mean(0)
             self.weight = self.weight - self.learning_rate * mean
             self.steps += 1
             """,
+        ),
+        new=(
+            """
+            answer = self.answer
+            self.weight = self.weight - self.learning_rate * gradient / self.trainers
+            self.steps += 1
+            """,
             "",
         ),
+        told="after 1 round(s) of 12 gradients the server has taken 12 steps",
     ),
-    wrong(
-        "Has no lock.",
-        "under one lock",
-        ("with self.lock:", "if True:"),
+    Wrong(
+        what="Has no lock.",
+        old="with self.lock:",
+        new="if True:",
+        told="under one lock",
     ),
-    wrong(
-        "Keeps the gradients of the round before.",
-        "round 2: 4 of 4 calls were not answered within 5 s",
-        ("self.gradients = []", ""),
+    Wrong(
+        what="Keeps the Future of the round before.",
+        old="\nself.gradients = []\nself.answer = torch.futures.Future()",
+        new="self.gradients = []",
+        told="those are the weights of the round before",
     ),
-    wrong(
-        "Keeps the Future of the round before.",
-        "those are the weights of the round before",
-        ("self.gradients = []\nself.answer = torch.futures.Future()", "self.gradients = []"),
+    Wrong(
+        what="Does not divide.",
+        old="gradients).mean",
+        new="gradients).sum",
+        told="that is a step by the sum of the gradients",
     ),
-    wrong(
-        "Gives each call a Future of its own, and answers the last one only.",
-        "calls were not answered within 5 s",
-        ("answer = self.answer", "answer = torch.futures.Future()"),
+    Wrong(
+        what="Adds the gradient.",
+        old=".weight - self",
+        new=".weight + self",
+        told="that is a step up the gradient, not down",
     ),
-    wrong(
-        "Does not divide.",
-        "that is a step by the sum of the gradients",
-        ("gradients).mean", "gradients).sum"),
-    ),
-    wrong(
-        "Adds the gradient.",
-        "that is a step up the gradient, not down",
-        (".weight - self", ".weight + self"),
-    ),
-    wrong(
-        "Every call waits inside for the last one, and holds its thread.",
-        "round 1: 4 of 4 calls were not answered within 5 s",
+    Wrong(
+        what="Every call waits inside for the last one, and holds its thread.",
+        told="round 1: 4 of 4 calls were not answered within 5 s",
         below="""
         from threading import Condition
 
@@ -82,51 +78,10 @@ ANSWERS = [
                     return self.weight
         """,
     ),
-    right(
-        "Each trainer of a round has a Future of its own.",
-        update="""
-        mine = torch.futures.Future()
-        with self.lock:
-            self.gradients.append((gradient, mine))
-            if len(self.gradients) < self.trainers:
-                return mine
-            complete = self.gradients
-            self.gradients = []
-            total = sum(one for one, _ in complete)
-            self.weight = self.weight - self.learning_rate * total / self.trainers
-            self.steps += 1
-            weight = self.weight
-        for _, answer in complete:
-            answer.set_result(weight)
-        return mine
-        """,
-    ),
-    right(
-        "The lock is taken and released by hand, the mean is taken one gradient at a time.",
-        update="""
-        self.lock.acquire()
-        try:
-            round_of_mine = self.answer
-            self.gradients += [gradient]
-            full = len(self.gradients) == self.trainers
-            if full:
-                gradients = self.gradients
-                self.gradients = []
-                self.answer = torch.futures.Future()
-                self.steps += 1
-                for one in gradients:
-                    self.weight = self.weight - one * (self.learning_rate / self.trainers)
-                weight = self.weight
-        finally:
-            self.lock.release()
-        if full:
-            round_of_mine.set_result(weight)
-        return round_of_mine
-        """,
-    ),
-    right(
-        "A running sum and a count instead of a list; answered while the lock is held.",
-        update="""
+    Right(
+        what="A running sum and a count instead of a list; answered while the lock is held.",
+        old=UPDATE,
+        new="""
         with self.lock:
             if not hasattr(self, "count"):
                 self.count = 0

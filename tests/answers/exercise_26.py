@@ -1,22 +1,29 @@
-"""Answers to exercise 26; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 26."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
+
+MEAN_METRICS = solved("26_mend_four", "mean_metrics")
+MEAN_LOSS = solved("26_mend_four", "mean_loss")
+ACCURACY = solved("26_mend_four", "accuracy")
+TRAIN = solved("26_mend_four", "train")
 
 ANSWERS = [
-    wrong(
-        "Each rank skips its own bad batches.",
-        "train hangs:",
-        ("if on_all_ranks(bool(loss.isfinite()), device):", "if loss.isfinite():"),
+    Wrong(
+        what="Each rank skips its own bad batches.",
+        old="if on_all_ranks(bool(loss.isfinite()), device):",
+        new="if loss.isfinite():",
+        told="train hangs:",
     ),
-    wrong(
-        "The model stays in evaluation mode.",
-        "accuracy leaves the model in evaluation mode",
-        ("ddp.train()", ""),
+    Wrong(
+        what="The model stays in evaluation mode.",
+        old="ddp.train()",
+        new="",
+        told="accuracy leaves the model in evaluation mode",
     ),
-    wrong(
-        "The order is mended, the weights are not.",
-        "mean_metrics returns the mean of the ranks' means",
-        mean_metrics="""
+    Wrong(
+        what="The order is mended, the weights are not.",
+        old=MEAN_METRICS,
+        new="""
         means = {}
         for name in sorted(sums):
             mean = torch.tensor(sums[name] / samples, dtype=torch.float64)
@@ -24,16 +31,18 @@ ANSWERS = [
             means[name] = mean.item()
         return means
         """,
+        told="mean_metrics returns the mean of the ranks' means",
     ),
-    wrong(
-        "One all-reduce, in the order of each rank's dict.",
-        "mean_metrics: loss is",
-        ("sorted(sums)", "list(sums)"),
+    Wrong(
+        what="One all-reduce, in the order of each rank's dict.",
+        old="sorted(sums)",
+        new="list(sums)",
+        told="mean_metrics: loss is",
     ),
-    wrong(
-        "The cache holds one loss only.",
-        "mean_loss hangs:",
-        mean_loss="""
+    Wrong(
+        what="The cache holds one loss only.",
+        old=MEAN_LOSS,
+        new="""
         known = mean_loss.__dict__
         if known.get("loss") != loss:
             total = torch.tensor(loss, dtype=torch.float64)
@@ -41,24 +50,28 @@ ANSWERS = [
             known.update(loss=loss, mean=total.item())
         return known["mean"]
         """,
+        told="mean_loss hangs:",
     ),
-    wrong(
-        "No hang any more, but the share is that of rank 0's samples.",
-        "accuracy returns",
-        accuracy="""
+    Wrong(
+        what="No hang any more, but the share is that of rank 0's samples.",
+        old=ACCURACY,
+        new="""
         share = 0.0
         if dist.get_rank() == 0:
             share = (ddp.module(x).argmax(1) == y).float().mean().item()
         """,
+        told="accuracy returns",
     ),
-    wrong(
-        "A bad loss is used.",
-        "train: the parameters are no numbers",
-        ("if on_all_ranks(bool(loss.isfinite()), device):", "if True:"),
+    Wrong(
+        what="A bad loss is used.",
+        old="if on_all_ranks(bool(loss.isfinite()), device):",
+        new="if True:",
+        told="train: the parameters are no numbers",
     ),
-    right(
-        "The ranks agree on the number of batches before the loop.",
-        train="""
+    Right(
+        what="The ranks agree on the number of batches before the loop.",
+        old=TRAIN,
+        new="""
         count = torch.tensor(len(batches))
         dist.all_reduce(count, op=dist.ReduceOp.MIN)
         for x, y in batches[: int(count)]:
@@ -72,15 +85,6 @@ ANSWERS = [
             optimizer.step()
             steps += 1
         return steps
-        """,
-    ),
-    right(
-        "Metrics travel as objects.",
-        mean_metrics="""
-        everything: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everything, (sums, samples))
-        seen = sum(count for _, count in everything)
-        return {name: sum(one[name] for one, _ in everything) / seen for name in sums}
         """,
     ),
 ]

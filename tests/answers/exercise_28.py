@@ -1,56 +1,44 @@
-"""Answers to exercise 28; the form is described in ``tests/answers/__init__.py``."""
+"""Answers to exercise 28."""
 
-from tests.answers import right, wrong
+from tests.planted import Right, Wrong, solved
+
+SPEND = solved("28_plan", "spend")
 
 ANSWERS = [
-    wrong(
-        "Counts the embedding, which is looked up, and none of attention.",
-        "compute alone",
-        ("per_token(model, CAUSAL) * tokens", "6 * model.parameters() * tokens"),
+    Wrong(
+        what="Forgets that two inputs are gathered once more for backward.",
+        old="10 * (layout.tp",
+        new="8 * (layout.tp",
+        told="tensor parallelism, TP 8",
     ),
-    wrong(
-        "Forgets that two inputs are gathered once more for backward.",
-        "tensor parallelism, TP 8",
-        ("10 * (layout.tp", "8 * (layout.tp"),
+    Wrong(
+        what="Hides data parallelism behind the whole step.",
+        old="max(0.0, reducing - micro_batch)",
+        new="max(0.0, reducing - busy)",
+        told="data parallelism with few micro-batches",
     ),
-    wrong(
-        "Waits as long as without interleaved stages.",
-        "interleaved stages",
-        (" / layout.chunks", ""),
+    Wrong(
+        what="Takes all GPUs, whatever they cost.",
+        old=" if plan.dollars <= dollars",
+        new="",
+        told="Llama 2 13B: 256 GPUs cost",
     ),
-    wrong(
-        "Hides data parallelism behind the whole step.",
-        "data parallelism with few micro-batches",
-        ("max(0.0, reducing - micro_batch)", "max(0.0, reducing - busy)"),
+    Wrong(
+        what="Takes what is cheapest.",
+        old="affordable, key=lambda option: option[0]",
+        new="affordable, key=lambda option: option[2].dollars",
+        told="dollars pay for",
     ),
-    wrong(
-        "Adds what hides.",
-        "data parallelism that hides",
-        ("max(0.0, reducing - micro_batch)", "reducing"),
+    Wrong(
+        what="Returns the layout alone.",
+        old="    return gpus, plan\n",
+        new="    return plan.layout\n",
+        told="expected a number of GPUs and a Plan, not Layout",
     ),
-    wrong(
-        "Takes all GPUs, whatever they cost.",
-        "Llama 2 13B: 256 GPUs cost",
-        (" if plan.dollars <= dollars", ""),
-    ),
-    wrong(
-        "Takes what is cheapest.",
-        "dollars pay for",
-        ("affordable, key=lambda option: option[0]", "affordable, key=lambda option: option[2].dollars"),
-    ),
-    wrong(
-        "Takes one node.",
-        "it takes 133.6 days",
-        ("gpus <= most_gpus", "gpus <= 8"),
-    ),
-    wrong(
-        "Returns the layout alone.",
-        "expected a number of GPUs and a Plan, not Layout",
-        ("    return gpus, plan\n", "    return plan.layout\n"),
-    ),
-    right(
-        "From the most GPUs down; it stops at the first that can be paid for.",
-        spend="""
+    Right(
+        what="From the most GPUs down; it stops at the first that can be paid for.",
+        old=SPEND,
+        new="""
         gpus = most_gpus
         while True:
             plans, _ = propose(replace(training, gpus=gpus))

@@ -1,41 +1,42 @@
-"""Planted faults of lesson 01; the form is described in ``tests/faults/__init__.py``."""
+"""Planted faults of lesson 01."""
 
-from tests.faults import Fault
+from tests.planted import Fault
 
 FAULTS: list[Fault] = [
-    Fault("01_who", 'return len(before) + me["LOCAL_RANK"]', "return len(before)", "counting does not give"),
     Fault(
-        "01_who",
-        "return {name: int(os.environ[name]) for name in NUMBERS}",
-        "return {name: int(os.environ[name]) * (name != 'LOCAL_RANK') for name in NUMBERS}",
-        "not true: local ranks count from 0; the rank is what counting gives",
-        "01_reports",
+        lab="01_who",
+        old='return len(before) + me["LOCAL_RANK"]',
+        new="return len(before)",
+        told="counting does not give",
     ),
-    Fault("01_reports", '"rank": me["RANK"]', '"rank": me["LOCAL_RANK"] + 1', "not true: ranks count from 0"),
     Fault(
-        "01_launchers",
-        '"LOCAL_RANK": index,',
-        '"LOCAL_RANK": 0,',
-        "counting does not give rank 1",
+        lab="01_reports",
+        old='"rank": me["RANK"]',
+        new='"rank": me["LOCAL_RANK"] + 1',
+        told="not true: ranks count from 0",
+    ),
+    Fault(
+        lab="01_launchers",
+        old='"LOCAL_RANK": index,',
+        new='"LOCAL_RANK": 0,',
+        told="counting does not give rank 1",
         ranks=0,
         launch="python",
         arguments=("2",),
     ),
     Fault(
-        "01_launchers",
-        "sys.exit(FAILED)",
-        "sys.exit(FAILED + 1)",
-        "mp.spawn tells of process 1",
+        lab="01_launchers",
+        old="processes.append(process)",
+        new="processes = [process]",
+        told="the ranks of Process left with exit codes [3]",
         ranks=0,
         arguments=("2",),
     ),
     Fault(
-        "01_launchers",
-        "processes.append(process)",
-        "processes = [process]",
-        "the ranks of Process left with exit codes [3]",
+        lab="01_options",
+        old='"--max-restarts":',
+        new='"--max-restart":',
+        told="has no option --max-restart any",
         ranks=0,
-        arguments=("2",),
     ),
-    Fault("01_options", '"--max-restarts":', '"--max-restart":', "has no option --max-restart any", ranks=0),
 ]

@@ -1,45 +1,44 @@
-"""Planted faults of lesson 05; the form is described in ``tests/faults/__init__.py``."""
+"""Planted faults of lesson 05."""
 
-from tests.faults import Fault
+from tests.planted import Fault
 
 FAULTS: list[Fault] = [
-    Fault("05_ring", "target += incoming", "target.copy_(incoming)", "the ring is off by"),
+    Fault(lab="05_ring", old="target += incoming", new="target.copy_(incoming)", told="the ring is off by"),
     Fault(  # the sum is right, the traffic is not
-        "05_ring",
-        "send_right(outgoing, target, group)",
-        "send_right(outgoing, target, group)\n        send_right(outgoing, target, group)",
-        "messages sent: 3; a ring of 2 sends 2",
+        lab="05_ring",
+        old="send_right(outgoing, target, group)",
+        new="send_right(outgoing, target, group)\n        send_right(outgoing, target, group)",
+        told="messages sent: 3; a ring of 2 sends 2",
         run="05_traffic",
     ),
     Fault(
-        "05_other_ways",
-        "        x += incoming\n        passing = incoming",
-        "        x += passing\n        passing = incoming",
-        "whole-tensor ring: [",
-    ),
-    Fault(
-        "05_traffic",
-        "        assert_ring_traffic(sent, whole, n)\n    except",
-        "        pass\n    except",
-        "the check took gather and broadcast over 2 ranks for a ring",
+        lab="05_other_ways",
+        old="        x += incoming\n        passing = incoming",
+        new="        x += passing\n        passing = incoming",
+        told="whole-tensor ring: [",
     ),
     Fault(  # an image that no rank has
-        "05_traffic",
-        "slice(group.rank, None, group.world_size)",
-        "slice(group.rank + 1, None, group.world_size)",
-        "ring and one process",
+        lab="05_traffic",
+        old="slice(group.rank, None, group.world_size)",
+        new="slice(group.rank + 1, None, group.world_size)",
+        told="ring and one process",
     ),
     Fault(
-        "05_cost",
-        "Plan(2 * (n - 1), 2 * (n - 1) / n * size,",
-        "Plan(n - 1, (n - 1) / n * size,",
-        "ring: 2 messages, not Plan(messages=1",
+        lab="05_cost",
+        old="Plan(2 * (n - 1), 2 * (n - 1) / n * size,",
+        new="Plan(n - 1, (n - 1) / n * size,",
+        told="ring: 2 messages, not Plan(messages=1",
     ),
-    Fault("05_cost", "[[1, size] for size in sizes]", "[[1, 2 * size] for size in sizes]", "fitted Link("),
     Fault(
-        "05_deadlock",
-        "dist.send(mine, right, group=ring)",
-        "request = dist.isend(mine, right, group=ring)",  # a handle that is kept, or the message may get lost
-        "the messages arrived, but the ranks should have waited for each other",
+        lab="05_cost",
+        old="[[1, size] for size in sizes]",
+        new="[[1, 2 * size] for size in sizes]",
+        told="fitted Link(",
+    ),
+    Fault(
+        lab="05_deadlock",
+        old="dist.send(mine, right, group=ring)",
+        new="request = dist.isend(mine, right, group=ring)",  # a kept handle
+        told="the messages arrived, but the ranks should have waited for each other",
     ),
 ]

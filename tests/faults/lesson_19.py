@@ -1,83 +1,90 @@
-"""Planted faults of lesson 19; the form is described in ``tests/faults/__init__.py``."""
+"""Planted faults of lesson 19."""
 
-from tests.faults import Fault
+from tests.planted import Fault
 
 FAULTS: list[Fault] = [
-    Fault("19_unit", "untyped_storage().resize_(0)", "untyped_storage()", "between steps no unit is whole"),
     Fault(
-        "19_unit",
-        "ReduceOp.AVG",
-        "ReduceOp.SUM",
-        "step 0, unit 2, DDP: gradient: differs by",
+        lab="19_unit",
+        old="untyped_storage().resize_(0)",
+        new="untyped_storage()",
+        told="between steps no unit is whole",
+    ),
+    Fault(
+        lab="19_unit",
+        old="ReduceOp.AVG",
+        new="ReduceOp.SUM",
+        told="step 0, unit 2, DDP: gradient: differs by",
         run="19_by_hand",
     ),
     Fault(
-        "19_unit",
-        "flat.chunk(self.ranks)[self.rank].clone()",
-        "flat.flip(0).chunk(self.ranks)[self.rank].clone()",
-        "step 0, unit 2, DDP: ",
-        run="19_by_hand",
+        lab="19_fsdp",
+        old="broadcast_from_rank_0(net.parameters(), everyone)",
+        new="pass",
+        told="fsdp2, 2 ranks, step 0: ",
+    ),
+    Fault(lab="19_fsdp", old="wrap(net, mesh)", new="ddp(net, mesh)", told="fsdp2 on 2 ranks: 2.000 times"),
+    Fault(
+        lab="19_units",
+        old="1 + 2 * len(units)",
+        new="2 + 2 * len(units)",
+        told="all_gather 1, by the formula 2",
     ),
     Fault(
-        "19_by_hand",
-        "broadcast_from_rank_0(model.parameters())",
-        "pass",
-        "step 0, unit 2, DDP: gradient: differs by",
+        lab="19_details",
+        old='given if moment == "before" else model.parameters()',
+        new="model.parameters()",
+        told="AssertionError: {'before': [",
     ),
     Fault(
-        "19_fsdp",
-        "broadcast_from_rank_0(net.parameters(), everyone)",
-        "pass",
-        "fsdp2, 2 ranks, step 0: ",
-    ),
-    Fault("19_fsdp", "wrap(net, mesh)", "ddp(net, mesh)", "fsdp2 on 2 ranks: 2.000 times"),
-    Fault("19_units", "1 + 2 * len(units)", "2 + 2 * len(units)", "all_gather 1, by the formula 2"),
-    Fault(
-        "19_units",
-        "root + max([size(unit) for unit in units], default=0)",
-        "size(net)",
-        "one per block, reshard after forward: unsharded",
-    ),
-    Fault("19_units", "2 * size(net) - root", "size(net)", "one per block, reshard after forward: by_rule"),
-    Fault(
-        "19_details",
-        'given if moment == "before" else model.parameters()',
-        "model.parameters()",
-        "AssertionError",
-    ),
-    Fault("19_details", "clip_grad_norm_(by_hand.", "clip_grad_norm_(alone.", "each rank's norm was to be"),
-    Fault(
-        "19_details", "reduce_dtype=reduced", "reduce_dtype=torch.float32", "bytes per parameter, by rule 6"
+        lab="19_details",
+        old="clip_grad_norm_(by_hand.",
+        new="clip_grad_norm_(alone.",
+        told="each rank's norm was to be",
     ),
     Fault(
-        "19_unit",
-        "self.shard.to(self.compute_dtype)",
-        "self.shard.to(self.compute_dtype).roll(1)",
-        "step 0, unit 2, DDP: ",
-        run="19_by_hand",
-    ),
-    Fault("19_practice", "(every or last)", "(True)", "accumulation: 20 reduce-scatters of 5 units"),
-    Fault("19_practice", "        model.scale.fill_(0.5)\n", "", "Tensor-likes are not close"),
-    Fault(
-        "19_practice",
-        "if self.checkpointed else block(x)",
-        "if False else block(x)",
-        "activations, checkpointed: saved too little",
+        lab="19_details",
+        old="reduce_dtype=reduced",
+        new="reduce_dtype=torch.float32",
+        told="bytes per parameter, by rule 6",
     ),
     Fault(
-        "19_practice", "copy_(parts[rank])", "copy_(parts[0])", "drawn layer by layer: first.weight: differs"
+        lab="19_practice",
+        old="(every or last)",
+        new="(True)",
+        told="accumulation: 20 reduce-scatters of 5 units",
     ),
-    Fault("19_practice", "            delattr(layer, name)\n", "", "bytes at once"),
-    Fault("19_practice", ".requires_grad_(False)", "", "uniform original parameter dtype"),
-    Fault("19_practice", "model.forward(x)\n    except", "model(x)\n    except", "(x) was to fail"),
-    Fault("19_state", "if group.rank > 0:", "if group.rank > 9:", "one rank cannot gather alone"),
+    Fault(
+        lab="19_practice",
+        old="if self.checkpointed else block(x)",
+        new="if False else block(x)",
+        told="activations, checkpointed: saved too little",
+    ),
+    Fault(
+        lab="19_practice",
+        old="copy_(parts[rank])",
+        new="copy_(parts[0])",
+        told="drawn layer by layer: first.weight: differs",
+    ),
+    Fault(lab="19_practice", old="            delattr(layer, name)\n", new="", told="bytes at once"),
+    Fault(
+        lab="19_practice",
+        old="model.forward(x)\n    except",
+        new="model(x)\n    except",
+        told="(x) was to fail",
+    ),
+    Fault(
+        lab="19_state",
+        old="if group.rank > 0:",
+        new="if group.rank > 9:",
+        told="one rank cannot gather alone",
+    ),
     Fault(  # a checkpoint of another step than the one at which training goes on
-        "19_load",
-        "as group:\n",
-        "as group:\n"
+        lab="19_load",
+        old="as group:\n",
+        new="as group:\n"
         "        import lab_19_state as saver\n"
         "        mesh = init_device_mesh(group.device.type, (group.world_size,))\n"
         "        saver.train_and_save(mesh, group, saver.Config(steps=2))\n",
-        "after more steps",
+        told="after more steps",
     ),
 ]

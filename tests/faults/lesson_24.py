@@ -1,32 +1,20 @@
-"""Planted faults of lesson 24; the form is described in ``tests/faults/__init__.py``."""
+"""Planted faults of lesson 24."""
 
-from tests.faults import Fault
+from tests.planted import Fault
 
 FAULTS: list[Fault] = [
     Fault(
-        "24_context",
-        "loss = F.cross_entropy(scores, y)",
-        'loss = F.cross_entropy(scores, y, reduction="sum")',
-        "differs by",
+        lab="24_context",
+        old="loss = F.cross_entropy(scores, y)",
+        new='loss = F.cross_entropy(scores, y, reduction="sum")',
+        told="front.0.weight: differs by",
         run="24_gradients",
     ),
+    Fault(lab="24_train", old="lr=rate, momentum", new="lr=2 * rate, momentum", told="losses: differs by"),
     Fault(
-        "24_gradients",
-        'HERE["head"] = build(cfg.hidden, 10, HEAD_SEED)',
-        'HERE["head"] = build(cfg.hidden, 10, HEAD_SEED - 1)',
-        "differs by",
-    ),
-    Fault("24_train", "lr=rate, momentum", "lr=2 * rate, momentum", "losses: differs by"),
-    Fault(
-        "24_faults",
-        "            _ = self.loss()\n",
-        "",
-        "an error was expected: RPC ran for more than set timeout",
-    ),
-    Fault(
-        "24_faults",
-        "return module.rpc_async().forward(x)",
-        "return rpc.rpc_async(module.owner(), forward, args=(module, x))",
-        "gradients here and there: (2, 2)",
+        lab="24_faults",
+        old="return module.rpc_async().forward(x)",
+        new="return rpc.rpc_async(module.owner(), forward, args=(module, x))",
+        told="gradients here and there: (2, 2)",
     ),
 ]

@@ -1,48 +1,48 @@
-"""Planted faults of lesson 27; the form is described in ``tests/faults/__init__.py``."""
+"""Planted faults of lesson 27."""
 
 from shared.lesson_27 import needs
-from tests.faults import Fault
+from tests.planted import Fault
 
 # Machines, wires, launches.
 HOSTS: list[Fault] = [
     Fault(
-        "27_broken",
-        'f"127.0.1.1 {host.name}"',
-        'f"{host.address} {host.name}"',
-        "all ranks were to fail, but they say",
+        lab="27_broken",
+        old='f"127.0.1.1 {host.name}"',
+        new='f"{host.address} {host.name}"',
+        told="all ranks were to fail, but they say",
         launch="python",
         ranks=0,
         missing=needs.cables,
     ),
     Fault(
-        "27_hosts",
-        "HEADERS = 14 + 20 + 32",
-        "HEADERS = 14 + 20 + 20",
-        "bytes were sent, the network card has counted",
+        lab="27_hosts",
+        old="HEADERS = 14 + 20 + 32",
+        new="HEADERS = 14 + 20 + 20",
+        told="bytes were sent, the network card has counted",
         launch="python",
         ranks=0,
         missing=needs.hosts,
     ),
     Fault(
-        "27_launch",
-        '"GLOO_SOCKET_IFNAME": "eth0"',
-        '"GLOO_SOCKET_IFNAME": "eth1"',
-        "Unable to find address for: eth1",
+        lab="27_launch",
+        old='"GLOO_SOCKET_IFNAME": "eth0"',
+        new='"GLOO_SOCKET_IFNAME": "eth1"',
+        told="Unable to find address for: eth1",
         launch="python",
         ranks=0,
         missing=needs.hosts,
     ),
     Fault(
-        "27_who",
-        'mine["name"] = socket.gethostname()',
-        'mine["name"] = socket.gethostname() + str(mine["RANK"])',
-        "machine 0 has several names",
+        lab="27_who",
+        old='mine["name"] = socket.gethostname()',
+        new='mine["name"] = socket.gethostname() + str(mine["RANK"])',
+        told="machine 0 has several names",
     ),
     Fault(
-        "27_wire",
-        "return 2 * (n - 1) / n * size",
-        "return (n - 1) / n * size",
-        "bytes went out, the formula says",
+        lab="27_wire",
+        old="return 2 * (n - 1) / n * size",
+        new="return (n - 1) / n * size",
+        told="bytes went out, the formula says",
         launch="python",
         ranks=0,
         missing=needs.cables,
@@ -50,20 +50,20 @@ HOSTS: list[Fault] = [
 ]
 SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
     Fault(
-        "27_train.sbatch",
-        'scancel --signal=TERM "$SLURM_JOB_ID.0"',
-        'scontrol requeue "$SLURM_JOB_ID"',
-        "of 2 ranks have saved, then all were killed",  # none or one, by chance
+        lab="27_train.sbatch",
+        old='scancel --signal=TERM "$SLURM_JOB_ID.0"',
+        new='scontrol requeue "$SLURM_JOB_ID"',
+        told="of 2 ranks have saved, then all were killed",  # none or one, by chance
         run="27_notice",
         ranks=0,
         launch="python",
         missing=needs.slurm,
     ),
     Fault(
-        "27_train.sbatch",
-        "srun --kill-on-bad-exit=1 torchrun",
-        "srun torchrun",
-        "failure: waited for the end of a job of which a rank has failed",
+        lab="27_train.sbatch",
+        old="srun --kill-on-bad-exit=1 torchrun",
+        new="srun torchrun",
+        told="failure: waited for the end of a job of which a rank has failed",
         run="27_notice",
         arguments=("failure",),
         ranks=0,
@@ -71,19 +71,10 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         missing=needs.slurm,
     ),
     Fault(
-        "27_notice",
-        "longest_save_s: int = 12",
-        "longest_save_s: int = 2",
-        "of 2 ranks have saved, then all were killed",  # none or one, by chance
-        ranks=0,
-        launch="python",
-        missing=needs.slurm,
-    ),
-    Fault(
-        "27_requeue",
-        '"--signal=USR1", "--batch"',
-        '"--signal=USR1"',
-        "a rank has ended before anybody sent it SIGTERM",
+        lab="27_requeue",
+        old='"--signal=USR1", "--batch"',
+        new='"--signal=USR1"',
+        told="a rank has ended before anybody sent it SIGTERM",
         ranks=0,
         launch="python",
         missing=needs.slurm,
