@@ -120,11 +120,36 @@ CASES = {
     "rendezvous": Case(
         "hang", ("No rank has come", "rendezvous: fewer machines"), LOOSE, 2, TORCHRUN, ("--nnodes=2",)
     ),
-    "killed": Case("death", ("Rank 1 was the first: .*SIGKILL.*{killed}",), LOOSE, launcher=TORCHRUN),
+    "waits_in_finally": Case(
+        "hang",
+        (
+            "all_reduce on rank 0 and barrier on rank 1",
+            "Rank 1: {waits_in_finally}",
+            "Rank 1 handles an exception: ValueError: no such file, raised at {waits_in_finally raised}",
+        ),
+        (*LOOSE, "Rank 0 handles"),
+    ),
+    "other_order": Case(
+        "hang",
+        (r"Rank 2.* group 1 \(ranks 1 and 2\): {other_order}",),
+        (*LOOSE, r"Rank 2[^\n]*\(ranks 0 and 1\)"),
+        ranks=3,
+    ),
+    "killed": Case(
+        "death",
+        (r"Rank 1 was the first: .*SIGKILL.*Last seen \d+\.\d s before: {killed}",),
+        LOOSE,
+        launcher=TORCHRUN,
+    ),
     "leaves": Case(
         "death", ("Rank 1 was the first: .*(without a word|code 0).*{leaves}",), LOOSE, launcher=TORCHRUN
     ),
     "sizes": Case("death", ("was the first: .*SIGABRT.*{sizes}", "all_reduce"), launcher=TORCHRUN),
+    "types": Case(
+        "death",
+        ("was the first: .*SIGABRT.*or the dtypes.*{types}", r"all_reduce of (BFloat16|Float)\[1000\]"),
+        launcher=TORCHRUN,
+    ),
     "fails": Case("death", ("Rank 1 was the first: ValueError: no such file.*{fails}",), LOOSE, 2, TORCHRUN),
     "runs_out_of_time": Case(
         "death",

@@ -255,7 +255,30 @@ VERDICTS = {
     "in another group": (
         [rank(0, call(1)), rank(1, call(1)), rank(2, call(1, "broadcast", group="1"), groups={"1": [2]})],
         "waits",
-        "Rank 2 waits elsewhere, in broadcast of group 1: train.py:11",
+        "Rank 2 waits elsewhere, in broadcast of group 1 (rank 2): train.py:11",
+    ),
+}
+
+
+VERDICTS |= {
+    "one is stopped in the call that all have made": (
+        [rank(0, call(1)), rank(1, call(1), state="stopped"), rank(2, call(1))],
+        "stopped",
+        "Rank 1 is stopped by a signal; kill -CONT 1001 lets it go on.",
+    ),
+    "torch gives two groups one name": (
+        [
+            rank(0, call(1, group="1"), groups={"1": [0, 1]}),
+            rank(1, groups={"1": [0, 1]}),
+            rank(2, call(1, "broadcast", group="1"), groups={"1": [1, 2]}),
+        ],
+        "elsewhere",
+        "Rank 2 waits in broadcast of Float[4], call 1 of group 1 (ranks 1 and 2): train.py:11",
+    ),
+    "one handles an exception": (
+        [rank(0, call(1)), rank(1, handles="ValueError: no, raised at a.py:1"), rank(2, call(1))],
+        "elsewhere",
+        "Rank 1 handles an exception: ValueError: no, raised at a.py:1",
     ),
 }
 
@@ -362,6 +385,31 @@ def test_where_a_silent_rank_stands_is_neither_progress_nor_a_wait():
     assert rank_at(forming, answered=False).progress() == rank_at(computing, answered=False).progress()
     assert rank_at(forming, answered=True).waits
     assert not rank_at(forming, answered=False).waits
+
+
+def test_an_old_stack_makes_no_circle():
+    """Rank 1 was last seen in init_process_group, which it has left; rank 0 waits for it, and for nobody else."""
+    forming = {"MainThread": [["a.py", 1, "<module>", "", True], [C10D, 2, "init_process_group", "", False]]}
+    waits = {"id": 1, "group": "0", "group_name": "default_pg", "number": 1, "is_p2p": False, "done": False}
+    waits |= {"kind": "gloo:all_reduce", "inputs": [[4]], "outputs": [[4]], "place": ["a.py", 9, "step"]}
+    waits |= {"input_types": ["Float"], "output_types": ["Float"]}
+    for state in ({"stopped": True}, {"answered": False}):
+        old = answer(11, 1, 1, stacks=forming, stacks_age=7.0, world_size=2, **state)
+        ranks = ranks_of([answer(10, 1, 0, calls=[waits], world_size=2), old])
+        result = verdict(ranks, 2)
+        assert result.kind in ("stopped", "silent")
+        assert "Rank 1 is missing in all_reduce" in str(result)
+        assert "init_process_group" not in str(result)
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"), [(0.0, "Last seen: train.py:50"), (1.23, "Last seen 1.2 s before: train.py:50")]
+)
+def test_how_old_what_was_last_seen_is(age: float, expected: str):
+    killed = rank(1, state="gone", code=-9, died=0, place_age=age)
+    assert expected in lines_of({0: rank(0), 1: killed}, [], 2, 1)[0]
+    killed.place = None
+    assert "Last seen" not in lines_of({0: rank(0), 1: killed}, [], 2, 1)[0]
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def look_into(pid: int) -> list[dict]:
                 "variables": variables,
                 "rank": None,
                 "stacks": stacks,
+                "stacks_age": 0.0,
                 "calls": [],
                 "knows_calls": False,
                 "groups": {},
