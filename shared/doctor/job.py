@@ -113,7 +113,7 @@ class Asked:
         return reports
 
     def add_newest_stacks(self, report: dict, level: int) -> None:
-        """The newest stacks that there are, and by how many seconds they are older than now, or than its end."""
+        """The newest stacks that there are, and how many seconds before now, or before its end, they were taken."""
         pid = report["pid"]
         ended = (report["bye"] or {}).get("time") or (report["death"].at if report["death"] else time.time())
         newest: dict[str, list] = {}

@@ -75,7 +75,9 @@ def verdict(ranks: dict[int, Rank], world_size: int) -> Verdict:
     """What holds the ranks up. ``world_size``: how many there should be, as far as known."""
     found = cause(ranks, world_size)
     handled = [
-        f"Rank {number} handles an exception: {rank.handles}" for number, rank in ranks.items() if rank.handles
+        f"Rank {number} handles an exception: {rank.handles}"
+        for number, rank in ranks.items()
+        if rank.handles
     ]
     return replace(found, lines=(*found.lines, *handled))
 
