@@ -113,18 +113,18 @@ class Asked:
         return reports
 
     def add_newest_stacks(self, report: dict, level: int) -> None:
-        """The newest stacks that there are, and how many seconds before now, or before its end, they were taken."""
+        """Its newest stacks, and how many seconds before now, or before its end, they were taken."""
         pid = report["pid"]
         ended = (report["bye"] or {}).get("time") or (report["death"].at if report["death"] else time.time())
         newest: dict[str, list] = {}
-        taken = None  # that of its last answer
+        taken = ended
         if report["alive"] and not report["answered"] and level == FULL and not report["stopped"]:
-            newest, taken = self.stacks_by_signal(pid), ended
+            newest = self.stacks_by_signal(pid)
         elif not report["alive"]:
-            newest, taken = stacks_in(self.written_stacks(pid).rpartition("Fatal Python error")[2]), ended
+            newest = stacks_in(self.written_stacks(pid).rpartition("Fatal Python error")[2])
             if not newest:
                 newest, taken = self.last_place(pid)
-        if not newest:
+        if not newest:  # those of its last answer
             newest = report.get("stacks", {})
             taken = ended if report["answered"] and report["alive"] else report["time"]
         report["stacks"] = newest
