@@ -259,7 +259,9 @@ def amount(value: float, unit: str, prefixes: str = "kMBT") -> str:
 def span(days: float) -> str:
     if days < 1:
         return f"{days * 24:,.3g} hours" if days > 1 / 24 else f"{days * 24 * 60:,.3g} minutes"
-    return f"{days:,.1f} days" if days < 1000 else amount(days / 365, "years")
+    if days < 100:
+        return f"{days:,.1f} days"
+    return f"{days:,.0f} days" if days < 1000 else amount(days / 365, "years")
 
 
 def between(low: str, high: str) -> str:
