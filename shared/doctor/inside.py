@@ -206,8 +206,8 @@ def uncaught() -> dict:
 
 def handled() -> dict:
     """The exception that the main thread is in an ``except``, ``finally`` or ``with`` of the reader's for."""
-    error = sys._current_exceptions().get(threading.main_thread().ident)
-    error = error[1] if isinstance(error, tuple) else error  # Python 3.11 has (type, error, traceback)
+    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = found[1] if isinstance(found, tuple) else found  # Python 3.11 has (type, error, traceback)
     trace = getattr(error, "__traceback__", None)  # its first frame is the one that handles it
     if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
         return {}
