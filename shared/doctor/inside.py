@@ -211,8 +211,10 @@ def handled() -> dict:
     trace = getattr(error, "__traceback__", None)  # its first frame is the one that handles it
     if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
         return {}
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return {"error": text[:LONGEST_TEXT], "place": places(traceback.walk_tb(trace))}
+    with suppress(Exception):  # its own __str__ may fail
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return {"error": text[:LONGEST_TEXT], "place": places(traceback.walk_tb(trace))}
+    return {}
 
 
 def places(walk) -> list:
