@@ -222,13 +222,13 @@ def types() -> None:
 
 
 def other_order() -> None:
-    """Three ranks; on rank 2 torch gives the name 1 to the other group."""
+    """Three ranks; on rank 2 torch gives the name 1 to the other group. Who gets how far is chance."""
     form()
     pairs = {}
     for pair in ((1, 2), (0, 1)) if RANK == 2 else ((0, 1), (1, 2)):
         pairs[pair] = dist.new_group(list(pair))
     mine = (1, 2) if RANK == 2 else (0, 1)
-    dist.all_reduce(torch.ones(3), group=pairs[mine])  # here other_order
+    dist.all_reduce(torch.ones(3), group=pairs[mine])
     dist.barrier()
 
 
