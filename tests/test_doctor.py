@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.doctor import outside, processes
 from shared.doctor.__main__ import main
 from shared.doctor.ending import lines_of
 from shared.doctor.processes import descendants, variables_of
@@ -255,7 +256,30 @@ VERDICTS = {
     "in another group": (
         [rank(0, call(1)), rank(1, call(1)), rank(2, call(1, "broadcast", group="1"), groups={"1": [2]})],
         "waits",
-        "Rank 2 waits elsewhere, in broadcast of group 1: train.py:11",
+        "Rank 2 waits elsewhere, in broadcast of group 1 (rank 2): train.py:11",
+    ),
+}
+
+
+VERDICTS |= {
+    "one is stopped in the call that all have made": (
+        [rank(0, call(1)), rank(1, call(1), state="stopped"), rank(2, call(1))],
+        "stopped",
+        "Rank 1 is stopped by a signal; kill -CONT 1001 lets it go on.",
+    ),
+    "torch gives two groups one name": (
+        [
+            rank(0, call(1, group="1"), groups={"1": [0, 1]}),
+            rank(1, groups={"1": [0, 1]}),
+            rank(2, call(1, "broadcast", group="1"), groups={"1": [1, 2]}),
+        ],
+        "elsewhere",
+        "Rank 2 waits in broadcast of Float[4], call 1 of group 1 (ranks 1 and 2): train.py:11",
+    ),
+    "one handles an exception": (
+        [rank(0, call(1)), rank(1, handles="ValueError: no, raised at a.py:1"), rank(2, call(1))],
+        "elsewhere",
+        "Rank 1 handles an exception: ValueError: no, raised at a.py:1",
     ),
 }
 
@@ -364,6 +388,31 @@ def test_where_a_silent_rank_stands_is_neither_progress_nor_a_wait():
     assert not rank_at(forming, answered=False).waits
 
 
+def test_an_old_stack_makes_no_circle():
+    """Rank 1 was last seen in init_process_group, which it has left; rank 0 waits for it alone."""
+    forming = {"MainThread": [["a.py", 1, "<module>", "", True], [C10D, 2, "init_process_group", "", False]]}
+    waits = {"id": 1, "group": "0", "group_name": "default_pg", "number": 1, "is_p2p": False, "done": False}
+    waits |= {"kind": "gloo:all_reduce", "inputs": [[4]], "outputs": [[4]], "place": ["a.py", 9, "step"]}
+    waits |= {"input_types": ["Float"], "output_types": ["Float"]}
+    for state in ({"stopped": True}, {"answered": False}):
+        old = answer(11, 1, 1, stacks=forming, stacks_age=7.0, world_size=2, **state)
+        ranks = ranks_of([answer(10, 1, 0, calls=[waits], world_size=2), old])
+        result = verdict(ranks, 2)
+        assert result.kind in ("stopped", "silent")
+        assert "Rank 1 is missing in all_reduce" in str(result)
+        assert "init_process_group" not in str(result)
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"), [(0.0, "Last seen: train.py:50"), (1.23, "Last seen 1.2 s before: train.py:50")]
+)
+def test_how_old_what_was_last_seen_is(age: float, expected: str):
+    killed = rank(1, state="gone", code=-9, died=0, place_age=age)
+    assert expected in lines_of({0: rank(0), 1: killed}, [], 2, 1)[0]
+    killed.place = None
+    assert "Last seen" not in lines_of({0: rank(0), 1: killed}, [], 2, 1)[0]
+
+
 @pytest.fixture
 def two_sleepers() -> Iterator[int]:
     """The parent of two processes that have the variables of ranks 0 and 1, and sleep."""
@@ -443,6 +492,70 @@ def test_a_process_is_told_by_the_real_py_spy(
     assert "py-spy sees stacks, not calls" in stderr
 
 
+PY_SPIES = {
+    "may not": (
+        "echo 'Permission Denied: Try running again as root' >&2; exit 1",
+        "py-spy: Permission Denied",
+    ),
+    "talks nonsense": ("echo nonsense", "py-spy: Expecting value"),
+    "hangs": ("exec sleep 60", "py-spy: no answer within"),
+}
+
+
+@LINUX
+@pytest.mark.parametrize("what", PY_SPIES)
+def test_a_py_spy_that_fails_is_told_in_one_line(
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    own_handlers: None,
+):
+    script, expected = PY_SPIES[what]
+    stand_in = tmp_path / "py-spy"
+    stand_in.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(outside, "PY_SPY_S", 0.5)
+    with subprocess.Popen(["sleep", "600"], env=environment(RANK="0", WORLD_SIZE="1")) as process:
+        try:
+            wait_until(lambda: variables_of(process.pid).get("RANK") == "0", "it sleeps")
+            assert main([f"--pid={process.pid}", "--after=0.1"]) == BAD_INPUT
+        finally:
+            process.kill()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert expected in line
+
+
+@LINUX
+def test_a_process_of_another_user_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, own_handlers: None
+):
+    monkeypatch.setattr(outside.os, "access", lambda path, mode: not str(path).endswith("environ"))
+    assert main([f"--pid={os.getpid()}"]) == BAD_INPUT
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "run rank-doctor as the user that started it" in line
+
+
+@pytest.mark.parametrize("content", [None, "", "junk", "1 (a) S"])
+def test_what_proc_does_not_tell_is_no_error(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A process that ends between two reads, a /proc that hides others, files that we may not read."""
+    for name in ("stat", "io", "status", "environ", "cmdline"):
+        path = tmp_path / "7" / name
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if content is None else path.write_text(content, encoding="utf-8")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "stat").touch()
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert processes.parents() == {}
+    assert not processes.is_stopped(7) and not processes.catches(7, signal.SIGUSR1)
+    assert (processes.cpu_s_of(7), processes.moved_of(7)) == (0, 0)
+    assert processes.exit_code_of(7) is None and processes.variables_of(7) == {}
+    assert processes.command_of(7) == (content or "")
+
+
 def test_the_stack_by_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What ``py-spy dump --json`` prints, from a stand-in for it."""
     frame = {"name": "work", "filename": str(tmp_path / "train.py"), "line": 1}
@@ -452,8 +565,6 @@ def test_the_stack_by_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stand_in = tmp_path / "py-spy"
     stand_in.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n", encoding="utf-8")
     stand_in.chmod(0o755)
-    from shared.doctor.outside import stacks_by_py_spy
-
-    stacks = stacks_by_py_spy(str(stand_in), 1)
+    stacks = outside.stacks_by_py_spy(str(stand_in), 1)
     assert stacks["MainThread"][0] == [frame["filename"], 1, "work", "dist.all_reduce(x)", True]
     assert stacks["MainThread"][1][4] is False

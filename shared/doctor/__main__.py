@@ -33,6 +33,11 @@ examples:
 It tells what it sees and leaves the job alone. With --end it ends the job, if it is proved that it hangs:
 all ranks are seen, each has ended or waits for another one, and none of them can come.
 
+The verdict mostly comes 2 to 10 s after --after is over. At worst it takes three times --after, as long as
+no rank waits in a call, and 80 s more: the doctor waits up to 5 s in each look for a process that does not
+answer, and up to 60 s for the lines of the calls, for which torch imports its compiler. A rank that comes,
+or that answers again, counts as a move, and the time begins anew.
+
 exit code:
   the command's own, if it ends by itself
   2  an option is wrong, or the command or process cannot be looked into

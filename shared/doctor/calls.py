@@ -27,33 +27,38 @@ class Difference:
         return [rank for rank, call in self.made.items() if not call.done]
 
 
-def members_of(group: str, group_name: str, ranks: dict[int, Rank], world_size: int) -> list[int]:
-    """The ranks of a group, as any of its members knows them."""
-    if group_name == DEFAULT:
-        return list(range(world_size))
-    for rank in ranks.values():
-        if group in rank.groups:
-            return sorted(rank.groups[group])
-    return sorted(ranks)
+def members_of(call: Call, rank: Rank, ranks: dict[int, Rank], world_size: int) -> tuple[int, ...]:
+    """The ranks of a call's group, as the rank itself knows them, else as others know a group of that name.
+
+    torch counts groups on each rank, so one name may be another group on another rank.
+    """
+    if call.group_name == DEFAULT:
+        return tuple(range(world_size))
+    for knows in (rank, *ranks.values()):
+        if rank.rank in (known := knows.groups.get(call.group, [])):
+            return tuple(sorted(known))
+    return tuple(sorted(ranks))
 
 
-def by_group(ranks: dict[int, Rank]) -> dict[tuple[str, str], dict[int, dict[int, Call]]]:
-    """{(group, its name): {rank: {number: its collective}}}."""
-    logs_by_group: dict[tuple[str, str], dict[int, dict[int, Call]]] = {}
+def by_group(ranks: dict[int, Rank], world_size: int) -> dict[tuple, dict[int, dict[int, Call]]]:
+    """{(group, its name, its members): {rank: {number: its collective}}}."""
+    logs_by_group: dict[tuple, dict[int, dict[int, Call]]] = {}
     for number, rank in ranks.items():
         for call in rank.calls:
-            if not call.is_p2p:
-                calls = logs_by_group.setdefault((call.group, call.group_name), {}).setdefault(number, {})
-                calls.setdefault(call.number, call)
+            if call.is_p2p or (rank.state == "stopped" and not call.done):
+                continue  # what a stopped rank is in now nobody knows
+            key = (call.group, call.group_name, members_of(call, rank, ranks, world_size))
+            calls = logs_by_group.setdefault(key, {}).setdefault(number, {})
+            calls.setdefault(call.number, call)
     return logs_by_group
 
 
 def differences(ranks: dict[int, Rank], world_size: int) -> list[Difference]:
     """The first difference of each group, those first that need no waiting to be wrong."""
     firsts = []
-    for (group, group_name), logs in by_group(ranks).items():
-        members = members_of(group, group_name, ranks, world_size)
-        difference = first_difference(group_name if group_name == DEFAULT else group, logs, members)
+    for (group, group_name, members), logs in by_group(ranks, world_size).items():
+        name = group_name if group_name == DEFAULT else group
+        difference = first_difference(name, logs, list(members))
         if difference is not None:
             firsts.append(difference)
     order = (KINDS, SHAPES, MISSING, STUCK)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from .ranks import ECHO, Rank, own_place
-from .verdict import how_it_died, how_it_ended, names, verdict
+from .verdict import how_it_died, how_it_ended, last_seen, names, verdict
 
 SIGTERM = -15  # by which launchers end the ranks that are left
 # What torchrun and torch.multiprocessing.spawn say of the processes that they have started.
@@ -77,8 +77,7 @@ def death_words(rank: Rank) -> str:
     if rank.state == "failed":
         return f"{who}: {rank.error}, at {rank.place}"
     how = how_it_ended(rank) if rank.state == "ended" else how_it_died(rank)
-    what = f", in {rank.waits_in}" if rank.waits_in else ""
-    return f"{who}: {how}. Last seen{what}: {rank.place or 'nowhere'}"
+    return f"{who}: {how}.{last_seen(rank)}"
 
 
 def last_calls(ranks: dict[int, Rank], first: list[Rank]) -> list[str]:

@@ -135,6 +135,7 @@ class Agent:
         report["cpu_s"] = time.process_time() - cpu_s
         report["moved"] = bytes_moved("/proc/self/io") - moved
         report["stacks"] = self.stacks()
+        report["handles"] = handled()
         report["message"] = open_message()
         report["arguments"] = arguments_of_call()
         if level >= CALLS:
@@ -201,6 +202,19 @@ def uncaught() -> dict:
     text = f"{type(error).__name__}: {error}"
     place = places(traceback.walk_tb(error.__traceback__))
     return {"error": text.splitlines()[0], "text": text[-LONGEST_TEXT:], "place": place}
+
+
+def handled() -> dict:
+    """The exception that the main thread is in an ``except``, ``finally`` or ``with`` of the reader's for."""
+    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = found[1] if isinstance(found, tuple) else found  # Python 3.11 has (type, error, traceback)
+    trace = getattr(error, "__traceback__", None)  # its first frame is the one that handles it
+    if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
+        return {}
+    with suppress(Exception):  # its own __str__ may fail
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return {"error": text[:LONGEST_TEXT], "place": places(traceback.walk_tb(trace))}
+    return {}
 
 
 def places(walk) -> list:

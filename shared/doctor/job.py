@@ -32,9 +32,10 @@ class JobError(Exception):
 
 @dataclass
 class Death:
-    """The end of a process. ``order``: which one it is among those that were seen to end."""
+    """The end of a process. ``order``: which one it is among those that were seen to end; ``at``: when."""
 
     order: int
+    at: float  # as time.time() has it
     code: int | None = None  # a signal is negative; None if its parent was faster than we
 
 
@@ -61,7 +62,7 @@ class Asked:
             if pid not in self.deaths:
                 code = processes.exit_code_of(pid)
                 if code is not None or not (processes.PROC / str(pid)).exists():
-                    self.deaths[pid] = Death(len(self.deaths), code)
+                    self.deaths[pid] = Death(len(self.deaths), time.time(), code)
 
     def ask(self, level: int) -> list[dict]:
         """What the living processes answer. One that is silent or gone is in it by what it last said."""
@@ -71,6 +72,7 @@ class Asked:
         aside.replace(self.folder / QUESTION)
         greeted = self.read("hello")
         expected = greeted.keys() & processes.parents().keys()
+        expected -= {pid for pid in expected if processes.is_stopped(pid)}  # it cannot answer
         asked_at = time.monotonic()
         answers: dict[int, dict] = {}
         while True:
@@ -105,15 +107,28 @@ class Asked:
             report["ancestors"] = processes.ancestors(pid, parent_of)
             report["children"] = children.get(pid, [])
             report["use"] = (processes.cpu_s_of(pid), processes.moved_of(pid))
-            if report["alive"] and not report["answered"] and level == FULL and not report["stopped"]:
-                report["stacks"] = self.stacks_by_signal(pid) or report.get("stacks", {})
-            crash = "" if report["alive"] else self.written_stacks(pid).rpartition("Fatal Python error")[2]
-            report["stacks"] = stacks_in(crash) or report.get("stacks", {})
-            if not report["alive"] and not crash:
-                report["stacks"] = self.last_place(pid) or report["stacks"]
+            self.add_newest_stacks(report, level)
             add_texts(report)
             reports.append(report)
         return reports
+
+    def add_newest_stacks(self, report: dict, level: int) -> None:
+        """Its newest stacks, and how many seconds before now, or before its end, they were taken."""
+        pid = report["pid"]
+        ended = (report["bye"] or {}).get("time") or (report["death"].at if report["death"] else time.time())
+        newest: dict[str, list] = {}
+        taken = ended
+        if report["alive"] and not report["answered"] and level == FULL and not report["stopped"]:
+            newest = self.stacks_by_signal(pid)
+        elif not report["alive"]:
+            newest = stacks_in(self.written_stacks(pid).rpartition("Fatal Python error")[2])
+            if not newest:
+                newest, taken = self.last_place(pid)
+        if not newest:  # those of its last answer
+            newest = report.get("stacks", {})
+            taken = ended if report["answered"] and report["alive"] else report["time"]
+        report["stacks"] = newest
+        report["stacks_age"] = max(0.0, ended - taken)
 
     def last_known(self) -> list[dict]:
         """What was last said, without asking: for a job that has ended."""
@@ -135,12 +150,14 @@ class Asked:
                 return stacks_in(self.written_stacks(pid)[len(before) :])
         return {}
 
-    def last_place(self, pid: int) -> dict[str, list]:
-        """Where a process was a moment before it was gone: its own thread notes it each 0.2 s."""
+    def last_place(self, pid: int) -> tuple[dict[str, list], float]:
+        """Where a process was before it was gone, and when: its own thread notes it each 0.2 s if it can."""
+        path = self.folder / f"place-{pid}.txt"
         with suppress(OSError, ValueError):
-            file, line, function = json.loads((self.folder / f"place-{pid}.txt").read_text(encoding="utf-8"))
-            return {"MainThread": [[file, line, function, "", is_own(file)]]}
-        return {}
+            noted_at = path.stat().st_mtime
+            file, line, function = json.loads(path.read_text(encoding="utf-8"))
+            return {"MainThread": [[file, line, function, "", is_own(file)]]}, noted_at
+        return {}, 0.0
 
     def written_stacks(self, pid: int) -> str:
         with suppress(OSError):
@@ -183,7 +200,8 @@ def add_texts(report: dict) -> None:
     """The line of each place: the files are read here, not in the job."""
     linecache.checkcache()
     bye = report["bye"] or {}
-    for stack in [*report.get("stacks", {}).values(), report.get("place", []), bye.get("place", [])]:
+    handled = report.get("handles", {}).get("place", [])
+    for stack in [*report.get("stacks", {}).values(), report.get("place", []), handled, bye.get("place", [])]:
         for place in stack:
             place[3] = place[3] or linecache.getline(place[0], place[1]).strip()
 

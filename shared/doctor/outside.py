@@ -24,9 +24,12 @@ def look_into(pid: int) -> list[dict]:
     if not processes.is_alive(pid):
         raise JobError(f"there is no process {pid}")
     family = [pid, *processes.descendants(pid)]
+    hidden = [member for member in family if not os.access(processes.PROC / str(member) / "environ", os.R_OK)]
+    if len(hidden) == len(family) and processes.PROC.joinpath("self").exists():
+        raise JobError(f"process {pid} may not be looked into: run rank-doctor as the user that started it")
     for member in family:
         folder = Path(processes.variables_of(member).get(FOLDER, "nowhere"))
-        if folder.is_dir():
+        if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             return [answer for answer in Asked(folder).ask(FULL) if answer["pid"] in family]
     py_spy = shutil.which("py-spy")
     if py_spy is None:
@@ -54,6 +57,7 @@ def look_into(pid: int) -> list[dict]:
                 "variables": variables,
                 "rank": None,
                 "stacks": stacks,
+                "stacks_age": 0.0,
                 "calls": [],
                 "knows_calls": False,
                 "groups": {},
@@ -78,19 +82,25 @@ def look_into(pid: int) -> list[dict]:
 
 def stacks_by_py_spy(py_spy: str, pid: int) -> dict[str, list]:
     """{name of thread: its stack, innermost call last}."""
-    done = subprocess.run(
-        [py_spy, "dump", "--json", "--pid", str(pid)],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PY_SPY_S,
-        check=False,
-        env={**os.environ, "RUST_BACKTRACE": "0"},
-    )
+    try:
+        done = subprocess.run(
+            [py_spy, "dump", "--json", "--pid", str(pid)],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=PY_SPY_S,
+            check=False,
+            env={**os.environ, "RUST_BACKTRACE": "0"},
+        )
+        told = json.loads(done.stdout) if done.returncode == 0 else []
+    except subprocess.TimeoutExpired:
+        raise JobError(f"py-spy: no answer within {PY_SPY_S:.0f} s") from None
+    except (OSError, ValueError) as error:
+        raise JobError(f"py-spy: {str(error).splitlines()[0]}") from None
     if done.returncode != 0:
         lines = (done.stderr.strip() or "it failed").splitlines()
         raise JobError(f"py-spy: {lines[0]}")
     by_thread = {}
-    for thread in json.loads(done.stdout):
+    for thread in told:
         stack = []
         for frame in reversed(thread["frames"]):
             text = linecache.getline(frame["filename"], frame["line"]).strip()

@@ -85,7 +85,7 @@ def exit_code_of(pid: int) -> int | None:
 
 def moved_of(pid: int) -> int:
     """Bytes that it has read and written, sockets left out; 0 where we may not look."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError):
         fields = dict(line.split(":") for line in (PROC / str(pid) / "io").read_text().splitlines())
         return sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes"))
     return 0
@@ -114,7 +114,7 @@ def is_stopped(pid: int) -> bool:
 
 def cpu_s_of(pid: int) -> float:
     """Seconds of processor time that it has used; 0 where there is no /proc."""
-    with suppress(OSError, IndexError):
+    with suppress(OSError, ValueError):
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
         user, system = text.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -75,6 +75,7 @@ class Rank:
     world_size: int
     state: str  # alive, silent, stopped, ended, failed or gone
     place: Place | None = None
+    place_age: float = 0.0  # seconds between then and now, or its end
     waits_in: str = ""  # a function of torch, if a thread is in one that waits
     messages: list[tuple[str, int | None]] = field(default_factory=list)  # (send or recv, the other rank)
     stacks: dict[str, list] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Rank:
     keyboard: str = ""  # what reads from it
     breakpoint: str = ""  # the line that has called the debugger, as far as it stands above
     helpers: list[str] = field(default_factory=list)  # where its other threads and processes are
+    handles: str = ""  # the exception in whose ``except`` or ``finally`` it is, and where that was raised
     error: str = ""
     code: int | None = None  # how its process ended, a signal is negative
     died: int | None = None  # as which one of the job's processes
@@ -112,8 +114,8 @@ class Rank:
 
     @property
     def waits(self) -> bool:
-        """Whether it is in a call that others must come to. Of a silent rank only the past is known."""
-        if self.state == "silent":
+        """Whether it is in a call that others must come to. Of one that does not answer the past is known."""
+        if self.state in ("silent", "stopped"):
             return False
         begun = any(begun > done for begun, done, _ in self.status.values())
         return bool(begun or self.open_calls or self.waits_in)
@@ -183,8 +185,12 @@ def make_rank(number: int, report: dict, below: list[dict]) -> Rank:
     rank.calls = [make_call(call) for call in report.get("calls", [])]
     main = main_stack(rank.stacks)
     rank.place = own_place(main)
-    if rank.state in ("alive", "silent", "stopped"):
-        look_at_stacks(rank, report, main)
+    rank.place_age = report.get("stacks_age", 0.0)
+    if rank.state in ("alive", "silent"):
+        if rank.place_age == 0:  # an older stack says nothing of what it waits for now
+            look_at_stacks(rank, report, main)
+        if report.get("handles") and rank.state == "alive":
+            rank.handles = f"{report['handles']['error']}, raised at {own_place(report['handles']['place'])}"
         rank.helpers = [*threads_of(rank.stacks), *processes_of(below, report.get("children", []))]
     if report["death"] is not None:
         rank.died, rank.code = report["death"].order, report["death"].code

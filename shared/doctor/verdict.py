@@ -1,7 +1,8 @@
 """The words: who waits for whom, who is awaited and waits for nobody, and what that one does instead."""
 
+import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .calls import DEFAULT, KINDS, MISSING, SHAPES, STUCK, Difference, differences
 from .ranks import FOR_ALL, Call, Place, Rank
@@ -72,6 +73,16 @@ class Job:
 
 def verdict(ranks: dict[int, Rank], world_size: int) -> Verdict:
     """What holds the ranks up. ``world_size``: how many there should be, as far as known."""
+    found = cause(ranks, world_size)
+    handled = [
+        f"Rank {number} handles an exception: {rank.handles}"
+        for number, rank in ranks.items()
+        if rank.handles
+    ]
+    return replace(found, lines=(*found.lines, *handled))
+
+
+def cause(ranks: dict[int, Rank], world_size: int) -> Verdict:
     job = Job(ranks, world_size, differences(ranks, world_size))
     job.waits = waits_of(job)
     roots = job.roots()
@@ -107,7 +118,7 @@ def waits_of(job: Job) -> dict[int, Wait]:
                 what, place = call_words(problem.made[number], problem), place_of(problem, number, job.ranks)
                 waits.setdefault(number, Wait(number, what, place, others, problem))
     for number, rank in job.ranks.items():
-        if rank.is_dead or number in waits:
+        if rank.is_dead or rank.state == "stopped" or number in waits:
             continue
         peers = tuple(peer for _, peer in rank.messages if peer is not None)
         if rank.messages:
@@ -190,7 +201,9 @@ def other_calls(difference: Difference, job: Job) -> Verdict:
     else:
         kind = next(iter(difference.made.values())).kind
         group = group_words(difference)
-        first = f"Not the same shape: {kind}, call {difference.number} of {group}, has {variants}."
+        sizes = {re.sub(r"\w+\[", "[", call.shape) for call in difference.made.values()}
+        what = "shape" if len(sizes) > 1 else "dtype"
+        first = f"Not the same {what}: {kind}, call {difference.number} of {group}, has {variants}."
     lines = [first]
     for members in of_kinds.values():
         lines.append(f"{names(members).capitalize()}: {place_of(difference, members[0], job.ranks)}")
@@ -295,17 +308,19 @@ def whereabouts(number: int, ranks: dict[int, Rank]) -> tuple[str, str]:
     who = f"Rank {number}"
     rank = ranks[number]
     if rank.state == "gone":
-        return "died", f"{who} is dead: {how_it_died(rank)}. Last seen: {rank.place or 'nowhere'}"
+        return "died", f"{who} is dead: {how_it_died(rank)}.{last_seen(rank)}"
     if rank.state == "failed":
         stays = "" if rank.code is not None or rank.died is not None else stays_words(rank)
         return "failed", f"{who} has failed: {rank.error}, at {rank.place}{stays}"
     if rank.state == "ended":
-        return "ended", f"{who} has ended: {how_it_ended(rank)}. Last seen: {rank.place or 'nowhere'}"
+        return "ended", f"{who} has ended: {how_it_ended(rank)}.{last_seen(rank)}"
     if rank.state == "stopped":
         return "stopped", f"{who} is stopped by a signal; kill -CONT {rank.pid} lets it go on."
     if rank.state == "silent":
         works = f" It {rank.works}." if rank.works else ""
-        words = f"{who} does not answer: a function in C holds the interpreter.{works} Seen at: {rank.place}"
+        when = f"{rank.place_age:.1f} s ago" if rank.place_age else "at"
+        words = f"{who} does not answer: a function in C holds the interpreter.{works}"
+        words += f" Seen {when}: {rank.place}" if rank.place else ""
         return "computes" if rank.works else "silent", words
     if rank.keyboard:
         return "keyboard", keyboard_words(who, rank)
@@ -313,7 +328,7 @@ def whereabouts(number: int, ranks: dict[int, Rank]) -> tuple[str, str]:
         return "computes", f"{who} {rank.works}, so it may come: {rank.place}"
     if rank.open_calls:
         call = rank.open_calls[-1]
-        words = f"{who} waits elsewhere, in {call.kind} of {group_name(call.group, call.group_name)}"
+        words = f"{who} waits elsewhere, in {call.kind} of {group_name(call, rank)}"
         return "waits", f"{words}: {place_at(rank, call)}"
     if rank.waits_in:
         return "waits", f"{who} waits in {rank.waits_in}: {rank.place}"
@@ -345,6 +360,14 @@ def how_it_ended(rank: Rank) -> str:
     return "it has come to the end of its script"
 
 
+def last_seen(rank: Rank) -> str:
+    """A moment before its end a rank was at this line; it may have been at later ones."""
+    if rank.place is None:
+        return ""
+    when = f" {rank.place_age:.1f} s before" if rank.place_age else ""
+    return f" Last seen{when}: {rank.place}"
+
+
 def signal_words(number: int) -> str:
     try:
         name = signal.Signals(number).name
@@ -352,7 +375,7 @@ def signal_words(number: int) -> str:
         name = "a signal"
     hint: dict[int, str] = {
         signal.SIGKILL: ", as the kernel does when memory runs out",
-        signal.SIGABRT: ", as gloo does when the shapes of a call differ",
+        signal.SIGABRT: ", as gloo does when the shapes or the dtypes of a call differ",
         signal.SIGBUS: ", as when /dev/shm is full",
     }
     return f"{name} (exit code -{number}){hint.get(number, '')}"
@@ -431,8 +454,10 @@ def group_words(difference: Difference) -> str:
     return f"group {difference.group} ({names(difference.members)})"
 
 
-def group_name(group: str, name: str) -> str:
-    return "the default group" if name == DEFAULT else f"group {group}"
+def group_name(call: Call, rank: Rank) -> str:
+    members = rank.groups.get(call.group)
+    who = f" ({names(sorted(members))})" if members else ""
+    return "the default group" if call.group_name == DEFAULT else f"group {call.group}{who}"
 
 
 def wait_word(numbers: list[int]) -> str:

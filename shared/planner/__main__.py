@@ -15,7 +15,7 @@ from .hardware import GIB, GPUS, Network, gpu_named
 from .layout import CHOICES
 from .published import checked, table
 from .search import DAY_S, ERROR_OF_MEMORY, Plan, Rejected, Training, nearest_batch, propose
-from .stack import KERNELS, STACKS, UNFUSED, stack_named
+from .stack import FSDP2, KERNELS, STACKS, UNFUSED, stack_named
 from .step import most_traffic, shares_of_peak, tokens_per_s
 from .transformer import MODELS, Experts, Model, model_in, model_named, with_context
 
@@ -221,18 +221,32 @@ def assumptions(training: Training) -> dict[str, str]:
     links = (
         f"{network.node} GPUs at {gpu.link / 1e9:.0f} GB/s, nodes at {network.card * 8 / 1e9:.0f} Gb/s a GPU"
     )
-    error = f"seconds {training.error:.0%}, memory {ERROR_OF_MEMORY:.0%}: means held out, see --check"
+    seconds = words_of_seconds(training)
     if gpu.name not in checked():
-        error = f"not known for {gpu.name}, no training on it was held against the planner; elsewhere {error}"
+        seconds = f"not known for {gpu.name}, as no training on it was held against the plan; else {seconds}"
+    room = f"{training.usable:.0%} of {gpu.memory / GIB:.0f} GiB"
+    room = "all that they need (--anyway)" if math.isinf(gpu.memory) else room
+    newer = "; torchtitan since 2025-07 has taken up to 37% less" if numbers == FSDP2 else ""
     return {
         "compute": f"large GEMMs reach {share:.0%} of {peak / 1e12:,.0f}{eight} TFLOP/s; {kernel}; "
         f"{'fused' if stack.fused else 'eager'} norms and loss; {stack.gaps:.0%} gaps",
         "network": f"{links}, {network.reached:.0%} of it reached; {stack.hidden_tp:.0%} of TP and "
         f"{stack.hidden_ep:.0%} of EP hidden, DP {'hidden' if stack.overlap else 'not hidden'}",
         "memory": f"{numbers.parameter} bytes of a parameter, {numbers.gradient} of its gradient, "
-        f"{numbers.optimizer} of Adam; tensors get {training.usable:.0%} of {gpu.memory / GIB:.0f} GiB",
-        "error": f"{error}; plans within {training.error:.0%} count as equal, the simplest comes first",
+        f"{numbers.optimizer} of Adam; tensors get {room}{newer}",
+        "seconds": seconds,
+        "error": f"memory {ERROR_OF_MEMORY:.0%} on average, see --check; "
+        f"plans within {training.error:.0%} count as equal, the simplest comes first",
     }
+
+
+def words_of_seconds(training: Training) -> str:
+    """How long it takes beside what is planned."""
+    (_, step), (least, most) = training.of_step, training.of_run
+    if training.model.experts is not None:
+        return f"with experts within a factor of {step:g}"
+    others = f"others' steps take 1 to {step:g} times as long, whole trainings {least:g} to {most:g} times"
+    return f"tuned benchmarks come within {training.error:.0%}, {others}"
 
 
 def amount(value: float, unit: str, prefixes: str = "kMBT") -> str:
@@ -245,7 +259,15 @@ def amount(value: float, unit: str, prefixes: str = "kMBT") -> str:
 def span(days: float) -> str:
     if days < 1:
         return f"{days * 24:,.3g} hours" if days > 1 / 24 else f"{days * 24 * 60:,.3g} minutes"
-    return f"{days:,.1f} days" if days < 1000 else amount(days / 365, "years")
+    if days < 100:
+        return f"{days:,.1f} days"
+    return f"{days:,.0f} days" if days < 1000 else amount(days / 365, "years")
+
+
+def between(low: str, high: str) -> str:
+    """``2 to 3 days`` for 2 days and 3 days."""
+    value, _, unit = low.partition(" ")
+    return f"{value} to {high}" if high.partition(" ")[2] == unit else f"{low} to {high}"
 
 
 def describe(training: Training, plan: Plan) -> str:
@@ -255,13 +277,17 @@ def describe(training: Training, plan: Plan) -> str:
     parts = ", ".join(f"{name} {value:.2f}" for name, value in asdict(time).items() if value >= 0.005)
     shares = shares_of_peak(model, layout, training.sequences, time.total, training.gpu)
     tokens = tokens_per_s(model, training.sequences, time.total) / layout.ranks
-    low, high = time.total / (1 + training.error), time.total * (1 + training.error)
+    low, high = training.of_step
+    short, long = training.of_run
+    days = between(span(plan.days * short), span(plan.days * long))
+    dollars = between(amount(plan.dollars * short, "dollars"), amount(plan.dollars * long, "dollars"))
     lines = [
         f"\n{layout}",
         f"memory  {memory.total / GIB:.1f} GiB: {held}",
-        f"step    {time.total:.3g} s ({low:.3g} to {high:.3g}): {parts}; {tokens:,.0f} tokens/s/GPU",
-        f"MFU     {'; '.join(f'{name}: {share:.1%}' for name, share in shares.items())}",
-        f"run     {span(plan.days)}, {amount(plan.dollars, 'dollars')}; goodput {plan.goodput:.1%} "
+        f"step    {low * time.total:.3g} to {high * time.total:.3g} s; planned {time.total:.3g}: {parts}",
+        f"speed   {tokens / high:,.0f} to {tokens / low:,.0f} tokens/s/GPU; planned {tokens:,.0f}",
+        f"MFU     planned, {'; '.join(f'{name}: {share:.1%}' for name, share in shares.items())}",
+        f"run     {days}, {dollars} at {training.dollars:g} an hour of a GPU; goodput {plan.goodput:.1%} "
         f"with a checkpoint every {span(plan.interval_s / DAY_S)}",
     ]
     for (dimension, op), (calls, size) in most_traffic(model, layout, training.sequences).items():
@@ -287,6 +313,9 @@ def as_json(training: Training, plans: list[Plan], rejected: list[Rejected]) -> 
     for plan in plans:
         entry, time = asdict(plan), plan.time.total
         entry["memory"]["total"], entry["time"]["total"] = plan.memory.total, time
+        entry["step_s_from_to"] = [time * factor for factor in training.of_step]
+        entry["days_from_to"] = [plan.days * factor for factor in training.of_run]
+        entry["dollars_from_to"] = [plan.dollars * factor for factor in training.of_run]
         entry["tokens_per_s_and_gpu"] = tokens_per_s(training.model, training.sequences, time) / training.gpus
         entry["mfu"] = shares_of_peak(training.model, plan.layout, training.sequences, time, training.gpu)
         entries.append(entry)

@@ -4,6 +4,10 @@
 constants were chosen, none of which belongs to one row. ``held out`` rows were not used for that; they were
 computed while the planner was built. ``unseen`` rows were computed for the first time when it stood, and
 ``later`` ones after its release; no constant was changed for either.
+
+The file is frozen: no row is added or changed any more, so that the errors stay those of one planner.
+Nearly all rows are benchmarks that the makers of GPU or framework have tuned; ``search`` says how others'
+runs differ.
 """
 
 import csv

@@ -20,6 +20,11 @@ DAY_S = 86400
 # Mean errors of the rows of ``published`` that were not calibrated, rounded up: of seconds for dense models
 # and those with experts, and of memory.
 ERROR, ERROR_OF_EXPERTS, ERROR_OF_MEMORY = 0.08, 0.4, 0.08
+# How many times as long as planned it takes, from and to. Nearly all rows of ``published`` are benchmarks
+# that the makers of GPU or framework have tuned. A step of 13 dense models by others took up to 1.8 times as
+# long, nine whole trainings took 1.3 to 3.3 times as long (without Llama 3.1 8B up to 1.9); of 33 rows with
+# experts 30 lie within a factor of 2.
+STEP, RUN, EXPERTS = (1 / (1 + ERROR), 1.8), (1.3, 3.3), (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,17 @@ class Training:
 
     @property
     def error(self) -> float:
-        """How far seconds may be off, as a share."""
+        """How far the seconds of tuned benchmarks are off on average, as a share."""
         return ERROR if self.model.experts is None else ERROR_OF_EXPERTS
+
+    @property
+    def of_step(self) -> tuple[float, float]:
+        """A step takes so many times as long as planned, from and to; ``of_run`` a whole training."""
+        return STEP if self.model.experts is None else EXPERTS
+
+    @property
+    def of_run(self) -> tuple[float, float]:
+        return RUN if self.model.experts is None else EXPERTS
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from .errors import PlanError, whole
 
 FIRST, LAST = "first", "last"  # the stage with the embedding, and the one with the last norm and the head
 MOST_LAYERS = 500
+MAY_BE_NONE = ("shared", "dense_layers", "query_rank", "rotary")
 ROWS, COLUMNS = 0, 1  # tensor parallelism divides a weight (out, in) along ``out``, or along ``in``
 
 
@@ -86,8 +87,18 @@ class Model:
     latent: Latent | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "context"):
+        for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "context", "norms"):
             whole(name, getattr(self, name))
+        for name in ("head_width", "positions", "window"):
+            whole(name, getattr(self, name), smallest=0)
+        for name in ("gated", "tied", "biases", "dropout"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} must be true or false, not {str(getattr(self, name))[:40]!r}")
+        for part in (self.experts, self.latent):
+            for name, value in (part._asdict() if part else {}).items():
+                whole(name, value, smallest=0 if name in MAY_BE_NONE else 1)
+        if self.experts and self.experts.chosen > self.experts.routed:
+            raise PlanError(f"{self.experts.chosen} experts cannot be chosen of {self.experts.routed}")
         if self.layers > MOST_LAYERS:
             raise PlanError(f"{self.layers} layers are more than {MOST_LAYERS}: each is counted")
         if not self.head_width:
@@ -247,7 +258,7 @@ def model_of_config(config: dict[str, Any], name: str = "") -> Model:
     context = given("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", otherwise=2048)
     kinds = config.get("layer_types") or ["sliding_attention"]
     return Model(
-        name or config.get("_name_or_path") or kind,
+        str(name or config.get("_name_or_path") or kind),
         given("num_hidden_layers", "n_layer", "n_layers"),
         width,
         heads,
@@ -261,7 +272,7 @@ def model_of_config(config: dict[str, Any], name: str = "") -> Model:
         biases=learned or kind in ("gpt_neox", "bloom", "mpt"),
         positions=context if learned or kind == "mpt" else 0,
         norms=1 if kind == "palm" else 2,
-        dropout=config.get("attn_pdrop", 0) > 0,
+        dropout=(config.get("attn_pdrop") or 0) > 0,
         window=given("sliding_window", otherwise=0) if config.get("use_sliding_window", True) else 0,
         windowed=kinds.count("sliding_attention") / len(kinds),
         experts=Experts(*of_experts) if routed else None,
@@ -276,7 +287,7 @@ def model_in(path: str) -> Model:
         return model_of_config(config.get("text_config", config))
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: {error}") from None
-    except (KeyError, AttributeError, TypeError) as error:
+    except (KeyError, AttributeError, TypeError, RecursionError) as error:
         raise PlanError(f"{path} is no config of a decoder: {error}") from None
 
 

@@ -216,6 +216,36 @@ def sizes() -> None:
     dist.all_reduce(torch.ones(1000 + 2000 * RANK))  # here sizes
 
 
+def types() -> None:
+    form()
+    dist.all_reduce(torch.ones(1000, dtype=torch.bfloat16 if RANK else torch.float32))  # here types
+
+
+def other_order() -> None:
+    """Three ranks; on rank 2 torch gives the name 1 to the other group. Who gets how far is chance."""
+    form()
+    pairs = {}
+    for pair in ((1, 2), (0, 1)) if RANK == 2 else ((0, 1), (1, 2)):
+        pairs[pair] = dist.new_group(list(pair))
+    mine = (1, 2) if RANK == 2 else (0, 1)
+    dist.all_reduce(torch.ones(3), group=pairs[mine])
+    dist.barrier()
+
+
+def tidy() -> None:
+    dist.barrier()  # here waits_in_finally
+
+
+def waits_in_finally() -> None:
+    form()
+    try:
+        if RANK == 1:
+            raise ValueError("no such file")  # here waits_in_finally raised
+        dist.all_reduce(torch.ones(3))
+    finally:
+        tidy()
+
+
 def fails() -> None:
     form()
     if RANK == 1:
