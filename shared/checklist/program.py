@@ -34,15 +34,40 @@ CHOOSING = re.compile(
     r"|parallel|single|zero|first|log|verbose|cuda"
 )
 # Functions that answer alike on all ranks, or for which it does not matter.
-HARMLESS = {"len", "int", "float", "str", "bool", "isinstance", "hasattr", "getattr", "min", "max", "abs", "any"}
-HARMLESS |= {"all", "sum", "exists", "isfile", "isdir", "item", "get", "keys", "endswith", "startswith", "lower"}
+HARMLESS = {
+    "len",
+    "int",
+    "float",
+    "str",
+    "bool",
+    "isinstance",
+    "hasattr",
+    "getattr",
+    "min",
+    "max",
+    "abs",
+    "any",
+}
+HARMLESS |= {
+    "all",
+    "sum",
+    "exists",
+    "isfile",
+    "isdir",
+    "item",
+    "get",
+    "keys",
+    "endswith",
+    "startswith",
+    "lower",
+}
 HARMLESS |= {"range", "round", "is_file", "join", "isfinite", "isnan"}
 PLAIN_DECORATORS = {"no_grad", "inference_mode", "record", "main", "staticmethod", "classmethod", "command"}
 STARTERS = {"spawn", "start_processes", "Process"}
 ON_ONE_MACHINE = re.compile(r"(^|[/\\\\_])(tests?|bench\w*)([/\\\\_.]|$)")
 FRAMEWORKS = {
-    "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "horovod", "ignite", "ray",
-    "mmengine", "mmcv", "catalyst", "composer", "fairscale", "colossalai", "megatron", "torchrl", "monai",
+    "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "horovod", "ignite",
+    "ray", "mmengine", "mmcv", "catalyst", "composer", "fairscale", "colossalai", "megatron", "torchrl", "monai",
     "detectron2", "fvcore", "transformer_engine", "bagua", "torch_xla",
 }  # fmt: skip
 
@@ -72,6 +97,8 @@ class Program:
         self.starts = bool(called & STARTERS)
         # It starts its processes itself, or it is a test: then it may know of one machine alone.
         self.one_machine = self.starts or bool(ON_ONE_MACHINE.search(source.path))
+        joins = [argument(call, "rank", 4) for call in self.named("init_process_group")]
+        self.joins_locally = any(self.role(rank) == "local rank" for rank in joins)
         self.attributes = {node.attr for node in self.nodes if isinstance(node, ast.Attribute)}
 
     def _bind(self, target: ast.expr, value: ast.expr | None) -> None:
@@ -175,11 +202,37 @@ class Program:
         found = []
         for call in self.calls:
             handed = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if any(isinstance(node, ast.Name) and node.id == wanted for node in handed):
-                found.append(call)
-            elif last(dotted(call.func)) == wanted:
+            given = any(isinstance(node, ast.Name) and node.id == wanted for node in handed)
+            if given or last(dotted(call.func)) == wanted:
                 found.append(call)
         return found
+
+    def target(self, node: ast.AST) -> tuple[str, ast.AST]:
+        """(name or ``self.name``, the function, class or module that knows it) that a value is set to."""
+        parent = self.parents[node]
+        while isinstance(parent, ast.IfExp):
+            parent = self.parents[parent]
+        text = dotted(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
+        scope = self.scope(parent)
+        while text.startswith("self.") and not isinstance(scope, ast.ClassDef | ast.Module):
+            scope = self.parents[scope]
+        return text if text.count(".") == text.startswith("self.") else "", scope
+
+    def uses(self, name: str, scope: ast.AST) -> list[ast.AST]:
+        """Where a name is read in a function, class or module."""
+        names = [node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)]
+        return [node for node in names if isinstance(node.ctx, ast.Load) and dotted(node) == name]
+
+    def handed_on(self, use: ast.AST) -> tuple[str, ast.AST] | None:
+        """(parameter, function of the file) that a value is handed to."""
+        holder = self.parents[use]
+        call = self.parents[holder] if isinstance(holder, ast.keyword) else holder
+        functions = self.functions.get(last(dotted(call.func)), []) if isinstance(call, ast.Call) else []
+        if not isinstance(call, ast.Call) or len(functions) != 1:
+            return None
+        names = [name for name in parameters(functions[0]) if name not in ("self", "cls")]
+        given = [name for place, name in enumerate(names) if argument(call, name, place) is use]
+        return (given[0], functions[0]) if given else None
 
     # --- what a value is ---
 
@@ -249,7 +302,9 @@ class Program:
         if isinstance(test, ast.Compare) and dotted(test.left) == "__name__":
             return False
         words = self.words(test)
-        strange = {last(dotted(part.func)) for part in ast.walk(test) if isinstance(part, ast.Call)} - HARMLESS
+        strange = {
+            last(dotted(part.func)) for part in ast.walk(test) if isinstance(part, ast.Call)
+        } - HARMLESS
         return bool(strange) or "?" in words or any(CHOOSING.search(word) for word in words)
 
     def everyone(self, node: ast.AST, seen: tuple[ast.AST, ...] = (), started: bool = False) -> bool:
@@ -269,13 +324,26 @@ class Program:
             for site in self.sites(function)
         )
 
+    def before(self, first: ast.Call, second: ast.Call) -> bool:
+        """Whether two calls stand in one function in this order, and one run can come to both."""
+        together = self.scope(first) is self.scope(second) and first.lineno < second.lineno
+        return together and not self.exclude(first, second)
+
+    def goes_backward(self, node: ast.AST, depth: int = 0) -> bool:
+        """Whether ``backward()`` is called there, also by functions of the file."""
+        for call in [part for part in ast.walk(node) if isinstance(part, ast.Call)]:
+            functions = self.functions.get(last(dotted(call.func)), []) if depth < 2 else []
+            if is_method(call, "backward") or any(self.goes_backward(one, depth + 1) for one in functions):
+                return True
+        return False
+
     def exclude(self, first: ast.AST, second: ast.AST) -> bool:
         """Whether two nodes of a function stand in different branches of one condition."""
         sides = {parent: child for child, parent in self.above(first) if isinstance(parent, ast.If)}
         for child, parent in self.above(second):
             if parent in sides:
-                one = sides[parent] in parent.orelse  # type: ignore[attr-defined]
-                if one != (child in parent.orelse):  # type: ignore[attr-defined]
+                one = sides[parent] in parent.orelse
+                if one != (child in parent.orelse):
                     return True
         return False
 
@@ -315,6 +383,10 @@ def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.target, node.value
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         yield node.optional_vars, ast.Starred(value=node.context_expr, ctx=ast.Load())
+
+
+def is_method(call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == name
 
 
 def parameters(function: Function) -> list[str]:
