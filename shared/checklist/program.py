@@ -13,21 +13,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 ENVIRONMENT = {
-    "RANK": "rank",
-    "SLURM_PROCID": "rank",
-    "LOCAL_RANK": "local rank",
-    "SLURM_LOCALID": "local rank",
-    "WORLD_SIZE": "world",
-    "SLURM_NTASKS": "world",
-    "LOCAL_WORLD_SIZE": "local world",
-}
+    "RANK": "rank", "SLURM_PROCID": "rank", "LOCAL_RANK": "local rank", "SLURM_LOCALID": "local rank",
+    "WORLD_SIZE": "world", "SLURM_NTASKS": "world", "LOCAL_WORLD_SIZE": "local world",
+}  # fmt: skip
 CALLS = {
-    "get_rank": "rank",
-    "get_local_rank": "local rank",
-    "get_node_local_rank": "local rank",
-    "get_world_size": "world",
-    "device_count": "local world",
-}
+    "get_rank": "rank", "get_local_rank": "local rank", "get_node_local_rank": "local rank",
+    "get_world_size": "world", "device_count": "local world",
+}  # fmt: skip
 # Words in a condition that may choose a rank.
 CHOOSING = re.compile(
     r"rank|main|master|primary|chief|leader|proc|local|gpu|device|dist|ddp|world|writer|worker|node|host"
@@ -63,12 +55,13 @@ HARMLESS |= {
 }
 HARMLESS |= {"range", "round", "is_file", "join", "isfinite", "isnan"}
 PLAIN_DECORATORS = {"no_grad", "inference_mode", "record", "main", "staticmethod", "classmethod", "command"}
+TOGETHER = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
 STARTERS = {"spawn", "start_processes", "Process"}
 ON_ONE_MACHINE = re.compile(r"(^|[/\\\\_])(tests?|bench\w*)([/\\\\_.]|$)")
 FRAMEWORKS = {
-    "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "horovod", "ignite",
-    "ray", "mmengine", "mmcv", "catalyst", "composer", "fairscale", "colossalai", "megatron", "torchrl", "monai",
-    "detectron2", "fvcore", "transformer_engine", "bagua", "torch_xla",
+    "accelerate", "bagua", "catalyst", "colossalai", "composer", "deepspeed", "detectron2", "fairscale",
+    "fvcore", "horovod", "ignite", "lightning", "lightning_fabric", "megatron", "mmcv", "mmengine", "monai",
+    "pytorch_lightning", "ray", "torch_xla", "torchrl", "transformer_engine",
 }  # fmt: skip
 
 
@@ -91,9 +84,7 @@ class Program:
                 self._bind(target, value)
         self.managed = not FRAMEWORKS.isdisjoint(name.partition(".")[0] for name in self.imports.values())
         called = {last(self.name(call)) for call in self.calls}
-        self.together = not called.isdisjoint(
-            {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
-        )
+        self.together = not called.isdisjoint(TOGETHER)
         self.starts = bool(called & STARTERS)
         # It starts its processes itself, or it is a test: then it may know of one machine alone.
         self.one_machine = self.starts or bool(ON_ONE_MACHINE.search(source.path))
@@ -103,18 +94,13 @@ class Program:
 
     def _bind(self, target: ast.expr, value: ast.expr | None) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            parts: list[ast.expr | None] = [value] * len(target.elts)
-            if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
-                parts = list(value.elts)
-            for inner, part in zip(target.elts, parts, strict=True):
-                self._bind(inner, part if part is not value else None)
-                if part is value and value is not None:  # unpacked: only its words are known
-                    self._bind(inner, ast.Starred(value=value, ctx=ast.Load()))
+            unpacked = [ast.Starred(value=value, ctx=ast.Load())] * len(target.elts)  # type: ignore[arg-type]
+            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+            for inner, part in zip(target.elts, value.elts if same else unpacked, strict=True):  # type: ignore
+                self._bind(inner, part)
         elif dotted(target):
             scope = self.scope(target) if isinstance(target, ast.Name) else None
             self.values.setdefault((scope, dotted(target)), []).append(value)
-
-    # --- names ---
 
     def name(self, call: ast.AST) -> str:
         """The dotted name of what is called, as it is imported: ``torch.distributed.barrier``."""
@@ -151,18 +137,10 @@ class Program:
         if node in self.parents:
             yield node, self.parents[node]
 
-    def statement(self, node: ast.AST) -> ast.stmt:
-        while not isinstance(node, ast.stmt):
-            node = self.parents[node]
-        return node
-
-    def loops(self, node: ast.AST) -> list[ast.AST]:
+    def loops(self, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
         """The loops around a node in its function, the inner first; not one whose head it stands in."""
-        return [
-            parent
-            for child, parent in self.above(node)
-            if isinstance(parent, LOOPS) and child is not getattr(parent, "iter", None)
-        ]
+        pairs = [(child, parent) for child, parent in self.above(node) if isinstance(parent, LOOPS)]
+        return [parent for child, parent in pairs if child is not getattr(parent, "iter", None)]
 
     def assigned(self, node: ast.AST) -> list[ast.expr | None]:
         """What a name or an attribute is set to in the file; None stands for what is not known."""
@@ -234,8 +212,6 @@ class Program:
         given = [name for place, name in enumerate(names) if argument(call, name, place) is use]
         return (given[0], functions[0]) if given else None
 
-    # --- what a value is ---
-
     def role(self, node: ast.AST | None, depth: int = 0) -> str:
         """``rank``, ``local rank``, ``world``, ``local world``, or "" for anything else."""
         if node is None or depth > 6:
@@ -269,6 +245,8 @@ class Program:
         for part in ast.walk(node):
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
                 found.add(part.value.lower())
+            elif isinstance(part, ast.Starred):  # a part of it is meant, which one is not known
+                found.add("?")
             elif isinstance(part, ast.Name | ast.Attribute):
                 text = dotted(part)
                 found.add(last(text).lower() if text else part.attr.lower())  # type: ignore[union-attr]
@@ -277,8 +255,6 @@ class Program:
                     for value in self.assigned(part):
                         found |= {"?"} if value is None else self.words(value, depth - 1, seen)
         return found
-
-    # --- who comes to a line ---
 
     def guards(self, node: ast.AST) -> Iterator[ast.expr]:
         """The conditions in its function that decide whether a run comes to a node."""
@@ -302,10 +278,8 @@ class Program:
         if isinstance(test, ast.Compare) and dotted(test.left) == "__name__":
             return False
         words = self.words(test)
-        strange = {
-            last(dotted(part.func)) for part in ast.walk(test) if isinstance(part, ast.Call)
-        } - HARMLESS
-        return bool(strange) or "?" in words or any(CHOOSING.search(word) for word in words)
+        called = {last(dotted(part.func)) for part in ast.walk(test) if isinstance(part, ast.Call)}
+        return not called <= HARMLESS or "?" in words or any(CHOOSING.search(word) for word in words)
 
     def everyone(self, node: ast.AST, seen: tuple[ast.AST, ...] = (), started: bool = False) -> bool:
         """Whether the file shows a way by which every rank comes to a node."""
@@ -314,10 +288,8 @@ class Program:
         function = self.function(node)
         if function is None:
             return started or not self.starts
-        if function in seen or any(
-            last(dotted(mark.func if isinstance(mark, ast.Call) else mark)) not in PLAIN_DECORATORS
-            for mark in function.decorator_list
-        ):
+        marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in function.decorator_list]
+        if function in seen or any(last(dotted(mark)) not in PLAIN_DECORATORS for mark in marks):
             return False
         return any(
             self.everyone(site, (*seen, function), started or last(self.name(site)) in STARTERS)

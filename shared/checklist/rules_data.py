@@ -79,10 +79,10 @@ def is_asked(program: Program, use: ast.AST) -> bool:
 
 
 def loops_over(
-    program: Program, name: str, scope: ast.AST, outer: tuple[ast.AST, ...] = (), depth: int = 0
-) -> list[tuple[ast.AST, list[ast.AST]]] | None:
+    program: Program, name: str, scope: ast.AST, outer: tuple = (), depth: int = 0
+) -> list[tuple[ast.AST, list]] | None:
     """(loop over a loader, the loops around it), through functions of the file; None if it leaves them."""
-    found = []
+    found: list[tuple[ast.AST, list]] = []
     for use in program.uses(name, scope) if name and depth < 3 else []:
         holder, node = program.parents[use], use
         while isinstance(holder, ast.Call) and last(dotted(holder.func)) in ("enumerate", "tqdm"):
@@ -107,11 +107,12 @@ def repeats(loop: ast.AST) -> bool:
     """Whether a loop counts, as one over epochs does."""
     if isinstance(loop, ast.While):
         return True
-    iterated = getattr(loop, "iter", None)
+    iterated: ast.AST = getattr(loop, "iter", loop)
     while isinstance(iterated, ast.Call) and last(dotted(iterated.func)) == "tqdm" and iterated.args:
         iterated = iterated.args[0]
-    counts = isinstance(iterated, ast.Call) and last(dotted(iterated.func)) in ("range", "trange", "count")
-    return counts and not (len(iterated.args) == 1 and getattr(iterated.args[0], "value", 0) == 1)
+    if not isinstance(iterated, ast.Call) or last(dotted(iterated.func)) not in ("range", "trange", "count"):
+        return False
+    return not (len(iterated.args) == 1 and getattr(iterated.args[0], "value", 0) == 1)
 
 
 def download(program: Program) -> Findings:

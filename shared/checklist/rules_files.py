@@ -85,8 +85,8 @@ def fixed_name(program: Program, path: ast.expr | None, use: ast.AST) -> str:
         parts = [parts[0].left, parts[0].right, *parts[1:]]  # type: ignore[attr-defined]
     loops = program.loops(use)
     for part in parts[:-1]:
-        values = [value for value in program.assigned(part) if value is not None]
-        inside = any(loop in program.loops(value) for loop in loops for value in values)
+        values = program.assigned(part)
+        inside = any(value is None or set(loops) & set(program.loops(value)) for value in values)
         if inside or not (dotted(part) or text_of(part)):
             return ""
     return text_of(parts[-1]).lstrip("/") if parts else ""

@@ -88,7 +88,7 @@ def backward_of(program: Program, use: ast.Call) -> ast.Call | None:
         return None
     later = [node for node in ast.walk(program.scope(use)) if getattr(node, "lineno", 0) >= use.lineno]
     later.sort(key=lambda node: node.lineno)  # type: ignore[attr-defined]
-    carried = targets(program.statement(use))
+    carried = targets(next(child for child, _ in program.above(use) if isinstance(child, ast.stmt)))
     for node in later:
         if program.exclude(use, node) or program.loops(use)[:1] != program.loops(node)[:1]:
             continue

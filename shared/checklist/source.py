@@ -37,11 +37,11 @@ class Source:
     def __post_init__(self) -> None:
         try:
             self.tree = ast.parse(self.text)
-        except SyntaxError as error:
-            place = self.place(error.lineno or 1)
-            raise SourceError(f"{place}: cannot be read as {VERSION}: {error.msg}") from None
-        except ValueError as error:
-            raise SourceError(f"{self.path}: cannot be read as {VERSION}: {error}") from None
+        except (SyntaxError, ValueError) as error:
+            place = self.place(getattr(error, "lineno", 1) or 1)
+            raise SourceError(
+                f"{place}: cannot be read as {VERSION}: {getattr(error, 'msg', error)}"
+            ) from None
         except (RecursionError, MemoryError):
             raise SourceError(f"{self.path}: nested too deeply to be read") from None
         self.ignored = ignored_lines(self.text) if "rank-check" in self.text else {}
