@@ -82,7 +82,9 @@ class Program:
         for node in self.nodes:
             for target, value in bindings(node):
                 self._bind(target, value)
-        self.managed = not FRAMEWORKS.isdisjoint(name.partition(".")[0] for name in self.imports.values())
+        sagemaker = any(text_of(node).startswith("SM_") for node in self.nodes)  # each host has its folder
+        packages = {name.partition(".")[0] for name in self.imports.values()}
+        self.managed = sagemaker or not FRAMEWORKS.isdisjoint(packages)
         called = {last(self.name(call)) for call in self.calls}
         self.together = not called.isdisjoint(TOGETHER)
         self.starts = bool(called & STARTERS)

@@ -23,7 +23,7 @@ def save(program: Program) -> Findings:
         if path is None:
             continue
         words = program.words(path, 3)
-        own = any(re.search(r"rank|gpu|proc|local|worker|pid|uuid|bytesio|temp", word) for word in words)
+        own = any(re.search(r"rank|gpu|proc|local|worker|pid|uuid|bytesio|temp|host", word) for word in words)
         if not own and program.everyone(call):
             yield call, "every rank writes this file: save on rank 0"
 
@@ -48,7 +48,7 @@ def is_checkpoint(program: Program, call: ast.Call) -> bool:
     """Whether a call saves what a run needs to go on."""
     if program.name(call) != "torch.save" or not call.args:
         return False
-    words = program.words(call.args[0], 1)
+    words = program.words(call.args[0], isinstance(call.args[0], ast.Name))
     return "state_dict" in words and any("optim" in word or "epoch" in word for word in words)
 
 

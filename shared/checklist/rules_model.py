@@ -36,8 +36,7 @@ def number(program: Program) -> Findings:
     """Is the rank that joins the group the global one? Else two machines have two ranks 0."""
     for call in program.named("init_process_group"):
         rank, ranks = argument(call, "rank", 4), argument(call, "world_size", 3)
-        of_all = ranks is None or program.role(ranks) == "world"  # None: the launcher says it
-        if not program.one_machine and program.role(rank) == "local rank" and of_all:
+        if not program.one_machine and program.role(rank) == "local rank" and program.role(ranks) == "world":
             yield call, "its rank is a local rank: on two machines two processes are rank 0, and both wait"
 
 
