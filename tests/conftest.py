@@ -7,8 +7,6 @@ import pytest
 
 from tests.helpers import copy_of_checkout
 
-collect_ignore = ["checklist"]  # scripts and a notebook to be read, not run
-
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

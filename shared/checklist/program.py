@@ -57,7 +57,7 @@ HARMLESS |= {"range", "round", "is_file", "join", "isfinite", "isnan"}
 PLAIN_DECORATORS = {"no_grad", "inference_mode", "record", "main", "staticmethod", "classmethod", "command"}
 TOGETHER = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
 STARTERS = {"spawn", "start_processes", "Process"}
-ON_ONE_MACHINE = re.compile(r"(^|[/\\\\_])(tests?|bench\w*)([/\\\\_.]|$)")
+ON_ONE_MACHINE = re.compile(r"(^|[/\\])((tests?|bench\w*)[/\\]|(test|bench)\w*\.py$|\w+_test\.py$)")
 FRAMEWORKS = {
     "accelerate", "bagua", "catalyst", "colossalai", "composer", "deepspeed", "detectron2", "fairscale",
     "fvcore", "horovod", "ignite", "lightning", "lightning_fabric", "megatron", "mmcv", "mmengine", "monai",

@@ -27,7 +27,7 @@ def gpu_numbers(program: Program, call: ast.Call) -> list[ast.AST]:
     if name not in ("torch.cuda.set_device", "torch.device") or not call.args:
         return []
     given = call.args[-1]
-    if isinstance(given, ast.JoinedStr) and text_of(given.values[0]).startswith("cuda:"):
+    if isinstance(given, ast.JoinedStr) and "".join(map(text_of, given.values)).startswith("cuda:"):
         return [part.value for part in given.values if isinstance(part, ast.FormattedValue)]
     return [given]
 
