@@ -7,7 +7,6 @@ import pytest
 
 from shared.tools.copies import copy_of_course, put_stubs
 
-collect_ignore = ["checklist"]  # scripts and a notebook to be read, not run
 # The helpers and tools that a reader uses, on his machine. All other tests are for those who write lessons.
 FOR_READERS = {
     "test_bad_input.py",

@@ -15,7 +15,9 @@ from shutil import copy
 import nbformat
 import pytest
 
-from shared.checklist.findings import findings
+from shared.checklist.program import Program
+from shared.checklist.rules import RULES
+from shared.checklist.source import Source
 from shared.tools.diffs import fenced
 from shared.tools.lessons import cells_of
 from tests import planted
@@ -85,9 +87,10 @@ def is_said(expected: str, said: str) -> bool:
 
 
 def rules_that_find(box: Box, excerpt: str) -> set[str]:
-    """What ``rank-check`` finds in a script with this excerpt; a frame never leaves its group."""
+    """What ``rank-check`` finds in a script with this excerpt."""
     script = OUR_IMPORT.sub("", framed(box.lesson, excerpt))
-    return {rule for _, rule, _ in findings(script)} - {"leave"}
+    program = Program(Source("script.py", script))
+    return {rule.name for rule in RULES for _ in rule.find(program)}
 
 
 def said(lesson: str, way: str, excerpt: str, folder: Path) -> str:

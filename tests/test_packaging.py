@@ -265,7 +265,7 @@ def test_the_wheel_holds_three_tools_that_run_in_an_empty_environment(tmp_path: 
     copy_file(ROOT / "labs" / "lab_10_train.py", tmp_path)
     version = pyproject()["project"]["version"]
     for words, expected in (
-        (("rank-check", "lab_10_train.py"), "rules: nothing found"),
+        (("rank-check", "lab_10_train.py"), "1 file, 10 rules: nothing found"),
         (("rank-plan", "--model", "8b", "--gpus", "8", "--global-batch", "128"), "8,030,261,248 parameters"),
         (("rank-doctor", "--", there, "-c", "print('ended')"), "ended"),
         *(((name, "--version"), f"{name} {version}\n") for name in COMMANDS),

@@ -1,9 +1,7 @@
-"""``rank-check``: what a training script lacks on several ranks. The script is read, never run.
+"""``rank-check``: a linter for training scripts that run on several ranks.
 
-The folder needs Python alone and can be copied as it is: ``rank-check train.py`` or
-``python -m shared.checklist train.py`` here, ``python -m checklist train.py`` beside a copy.
+    python -m shared.checklist train.py
 
-``sources`` reads files and their imports; ``machine`` goes through them as Python would, with the values of
-``values`` and the conditions of ``conditions``; ``library`` and ``objects`` know what torch does there; the
-events that they see are what the rules of ``rules_*`` ask about.
+``source`` reads files, ``program`` says what calls what in one of them, ``rules`` has the rules, ``report``
+prints what they find. It runs nothing, and imports the standard library alone: copy the folder if you like.
 """

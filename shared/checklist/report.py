@@ -1,159 +1,108 @@
-"""How findings are told: as text, JSON, SARIF or comments of GitHub; and the page of all rules."""
+"""What is found in files, and how it is told: as text or JSON."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .findings import Finding, Report
-from .rule import SEVERITIES, Rule
+from .program import Program
+from .rules import RULES, Rule
+from .source import Source, SourceError, read
 
-LEVELS = {"hangs": "error", "wrong": "error", "slow": "warning", "style": "note"}
-DOUBTS = {"hangs": "may hang", "wrong": "may be wrong"}
-CLAIMS = ("hangs", "may hang", "wrong", "may be wrong", "slow", "style")
-
-
-def level(rule: Rule) -> str:
-    """How loud it is told: as an error where it is sure."""
-    loud = LEVELS[rule.severity]
-    return "warning" if loud == "error" and rule.tier != "sure" else loud
-
-
-def claim(rule: Rule) -> str:
-    """What is said of a script: that it hangs only by a rule that was right nine times in ten."""
-    return rule.severity if rule.tier == "sure" else DOUBTS.get(rule.severity, rule.severity)
-
-
-def noted(finding: Finding) -> str:
-    """How often such findings were true, unless it is sure."""
-    return "" if finding.rule.tier == "sure" else f" ({finding.rule.record})"
-
-
-def as_text(report: Report, rules: tuple[Rule, ...], files: int) -> str:
-    lines = [
-        f"{finding.place}: {finding.rule.code} {claim(finding.rule)}: "
-        f"{finding.text} [{finding.rule.name}]{noted(finding)}"
-        for finding in report.findings
-    ]
-    counts = Counter(claim(finding.rule) for finding in report.findings)
-    kinds = ", ".join(f"{counts[word]} {word}" for word in CLAIMS if counts[word])
-    number = len(report.findings)
-    summary = f"{files} file{'s' * (files != 1)}, {len(rules)} rules: "
-    summary += f"{number} finding{'s' * (number != 1)} ({kinds})" if number else "nothing found"
-    lines.append(summary)
-    if report.unasked:
-        whys = ", ".join(f"{why} ({count})" for why, count in report.unasked.most_common())
-        total = sum(report.unasked.values())
-        lines.append(f"{total} question{'s' * (total != 1)} not asked: {whys}")
-    return "\n".join(lines)
-
-
-def as_dict(finding: Finding) -> dict:
-    return {
-        "path": finding.path,
-        "cell": finding.cell or None,
-        "line": finding.line,
-        "column": finding.column,
-        "code": finding.rule.code,
-        "rule": finding.rule.name,
-        "severity": finding.rule.severity,
-        "tier": finding.rule.tier,
-        "first_sight": dict(zip(("true", "judged"), finding.rule.first_sight, strict=True)),
-        "message": finding.text,
-    }
-
-
-def as_json(report: Report, rules: tuple[Rule, ...], files: int) -> str:
-    document = {
-        "files": files,
-        "findings": [as_dict(finding) for finding in report.findings],
-        "not_asked": dict(report.unasked),
-        "errors": report.errors,
-    }
-    return json.dumps(document, indent=2)
-
-
-def as_github(report: Report, rules: tuple[Rule, ...], files: int) -> str:
-    """Commands of GitHub's workflows, which mark the line in a pull request."""
-    lines = []
-    for finding in report.findings:
-        word = level(finding.rule).replace("note", "notice")
-        text = (finding.text + noted(finding)).replace("%", "%25").replace("\n", "%0A")
-        where = (
-            f"file={finding.path},line={finding.line},col={finding.column},"
-            f"title={finding.rule.code} ({claim(finding.rule)})"
-        )
-        lines.append(f"::{word} {where}::{text}")
-    return "\n".join(lines)
-
-
-def as_sarif(report: Report, rules: tuple[Rule, ...], files: int) -> str:
-    """The format that code scanners read."""
-    about = [
-        {
-            "id": rule.code,
-            "name": rule.name,
-            "shortDescription": {"text": rule.question},
-            "defaultConfiguration": {"level": level(rule)},
-        }
-        for rule in rules
-    ]
-    results = []
-    for finding in report.findings:
-        region = {"startLine": finding.line, "startColumn": finding.column}
-        place = {"artifactLocation": {"uri": finding.path.replace("\\", "/")}, "region": region}
-        text = f"cell {finding.cell}: " * bool(finding.cell) + finding.text + noted(finding)
-        results.append(
-            {
-                "ruleId": finding.rule.code,
-                "level": level(finding.rule),
-                "message": {"text": text},
-                "locations": [{"physicalLocation": place}],
-            }
-        )
-    tool = {"driver": {"name": "rank-check", "rules": about}}
-    schema = "https://json.schemastore.org/sarif-2.1.0.json"
-    return json.dumps(
-        {"version": "2.1.0", "$schema": schema, "runs": [{"tool": tool, "results": results}]}, indent=2
-    )
-
-
-FORMATS: dict[str, Callable[[Report, tuple[Rule, ...], int], str]] = {
-    "text": as_text,
-    "json": as_json,
-    "sarif": as_sarif,
-    "github": as_github,
-}
-
-
-INTRO = """\
-# Rules of rank-check
-
-`rank-check train.py notebooks/` reads training scripts, notebooks and folders, and runs nothing. It goes
-through a script as Python would and says what it sees there. By default it asks the rules of *hangs* and
-*wrong*, but for those that were right too seldom on public scripts. `--select` and `--ignore` take codes,
-names and severities, as do lists in the table `[tool.rank-check]` of a `pyproject.toml`. The comment
-`# rank-check: ignore[RC101]` keeps a rule silent about its line. The exit code is 1 if something is found,
-and 2 if a file cannot be read. `rank-check` is also the name of a hook for pre-commit.
-
-The numbers say how many of a rule's findings were true on public scripts that it had not seen. A rule is
-sure if nine in ten were, of three or more. Its findings say *hangs* or *wrong*; those of the others say *may
-hang* or *may be wrong*. `--sure`, or `sure = true` in that table, asks the sure rules alone.
-[How often it is right](tools.md#a-checklist).
+# The rules that there were until version 2, by code and by name.
+GONE = """
+RC101 meet RC102 quits RC103 skip RC104 error RC105 uneven RC106 objects RC107 both_send RC108 parted
+RC201 sampler RC203 shuffle RC205 resumed RC206 seeds RC207 split RC209 reduce RC210 mean RC211 once
+RC301 group RC302 wrap RC303 order RC305 drift RC307 no_sync RC308 early RC311 norm RC312 mode RC313
+precision RC402 saved RC403 prefix RC405 race RC406 shards RC501 no_grad RC502 backend RC601 talk RC602
+leave
 """
+MARKS = ("istributed", "DataParallel", "RANK", "fully_shard", "GradScaler")  # no rule is about a file without
 
 
-def page(rules: tuple[Rule, ...]) -> str:
-    """All rules in Markdown: what each asks, what happens else, an example, its cure."""
-    lines = [INTRO]
-    for severity in reversed(SEVERITIES):
-        lines += [f"## {severity.capitalize()}", "", f"{SEVERITIES[severity].capitalize()}.", ""]
-        for rule in [rule for rule in rules if rule.severity == severity]:
-            asked = "" if rule.by_default else " Asked when it is selected."
-            record = f"{rule.record.capitalize()}{': sure' * (rule.tier == 'sure')}."
-            lines += [f"### {rule.code} {rule.name}", ""]
-            lines += [f"{rule.question}{asked} Lesson {rule.lesson}. {record}", ""]
-            if rule.bad:
-                lines += ["```python", rule.bad, "```", ""]
-            if rule.good:
-                lines += ["Rather:", "", "```python", rule.good, "```", ""]
-    return "\n".join(lines).rstrip()
+class Finding(NamedTuple):
+    """One thing that is wrong, and where it is; the cell of a script is 0."""
+
+    path: str
+    cell: int
+    line: int
+    column: int
+    code: str
+    name: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        cell = f"cell {self.cell}:" if self.cell else ""
+        return f"{self.path}:{cell}{self.line}:{self.column}"
+
+
+@dataclass
+class Report:
+    """errors: files that cannot be read; notes: what else the user should know; one line each."""
+
+    files: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(paths: list[str], rules: list[Rule] = RULES) -> Report:
+    """Ask the rules to files."""
+    report = Report()
+    for path in paths:
+        report.files += 1
+        try:
+            for source in read(path):
+                examine(source, rules, report)
+        except SourceError as error:
+            report.errors.append(str(error))
+    report.findings.sort()
+    return report
+
+
+def examine(source: Source, rules: list[Rule], report: Report) -> None:
+    """Add what the rules find in one program."""
+    for line, words in sorted(source.ignored.items()):
+        report.notes += [
+            f"{source.place(line)}: {word}: {gone(word)}" for word in sorted(words) if gone(word)
+        ]
+    if not any(mark in source.text for mark in MARKS):
+        return
+    try:
+        program = Program(source)
+        for rule in rules:
+            for node, text in rule.find(program):
+                first, last = node.lineno, node.end_lineno  # type: ignore[attr-defined]
+                if not source.is_ignored(first, last, rule.code, rule.name):
+                    cell, line = source.at(first)
+                    place = (source.path, cell, line, node.col_offset + 1)  # type: ignore[attr-defined]
+                    report.findings.append(Finding(*place, rule.code, rule.name, text))
+    except RecursionError:
+        report.errors.append(f"{source.path}: nested too deeply to be read")
+    except Exception as error:  # ours; the other files are read all the same
+        report.errors.append(f"{source.path}: rank-check failed: {type(error).__name__}: {error}")
+
+
+def gone(word: str) -> str:
+    """What to say of a rule that there was; "" of any other word."""
+    return f"the rule {word} is gone, nothing asks it any more" if word in GONE.split() else ""
+
+
+def plural(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def as_text(report: Report, rules: list[Rule]) -> str:
+    lines = [f"{one.place}: {one.code} {one.text} [{one.name}]" for one in report.findings]
+    number = len(report.findings)
+    found = plural(number, "finding") if number else "nothing found"
+    return "\n".join([*lines, f"{plural(report.files, 'file')}, {plural(len(rules), 'rule')}: {found}"])
+
+
+def as_json(report: Report, rules: list[Rule]) -> str:
+    findings = [one._asdict() | {"cell": one.cell or None} for one in report.findings]
+    return json.dumps({"files": report.files, "findings": findings, "errors": report.errors}, indent=2)
+
+
+FORMATS: dict[str, Callable[[Report, list[Rule]], str]] = {"text": as_text, "json": as_json}
