@@ -403,6 +403,15 @@ def test_an_old_stack_makes_no_circle():
         assert "init_process_group" not in str(result)
 
 
+def test_dtypes_are_named_after_a_death():
+    aborted = rank(1, state="gone", code=-6, died=0)
+    error = "RuntimeError: Connection closed by peer"
+    echo = rank(0, call(2, shape="BFloat16[4]"), state="failed", error=error, died=1)
+    first, second = lines_of({0: echo, 1: aborted}, [], 2, 1)
+    assert "as gloo does when the shapes or the dtypes of a call differ" in first
+    assert "all_reduce of BFloat16[4], call 2" in second
+
+
 @pytest.mark.parametrize(
     ("age", "expected"), [(0.0, "Last seen: train.py:50"), (1.23, "Last seen 1.2 s before: train.py:50")]
 )
