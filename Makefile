@@ -60,13 +60,13 @@ fit: $(DONE)
 	@$(BIN)/python -m shared.tools.fit
 
 test: $(DONE)
-	@$(BIN)/python -m pytest -m "lesson or not (slow or heavy or author)" $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest -m "lesson or not (slow or author)" $(SIDE_BY_SIDE)
 
 test-all: test more
 
 # What make test leaves out; at the end what readers copy, on the oldest torch that it is for.
 more: $(DONE) $(SITE) $(OLDEST)/.installed
-	@$(BIN)/python -m pytest tests -m "slow or heavy or author" $(SIDE_BY_SIDE) --durations=20
+	@$(BIN)/python -m pytest tests -m "slow or author" $(SIDE_BY_SIDE) --durations=20
 	@$(MAKE) --no-print-directory copied TORCH=oldest
 
 copied: $(DONE)
@@ -76,7 +76,7 @@ run: $(DONE)
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
 
 check: $(DONE)
-	@$(BIN)/python -m pytest -q tests -m "not (slow or heavy)" $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest -q tests -m "not slow" $(SIDE_BY_SIDE)
 
 sync: $(DONE)
 	@$(BIN)/python -m shared.tools.sync

@@ -194,7 +194,6 @@ CASES = {
     "all_in_c_from_the_start": Case(HEALTHY, ("^$",), ("no call was made",)),
     "is_well": Case(HEALTHY, ("^$",), ("dead", "elsewhere", "missing")),
 }
-IN_EVERY_RUN = ("loader_worker", "debugger", "leaves", "loads_slowly")
 
 
 @dataclass(frozen=True)

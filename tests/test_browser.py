@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell
 from tests.browser import ShownCell, find_chromium, jupyterlab, opened, run_all
 from tests.helpers import LESSON_PATHS, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy]
+pytestmark = pytest.mark.slow
 
 NUMBERS = os.environ.get("LESSONS", "00").split()
 LESSONS = [path.name for path in LESSON_PATHS if path.name[:2] in NUMBERS]

@@ -20,7 +20,7 @@ from shared.doctor.ranks import Call, Place, Rank, ranks_of
 from shared.doctor.source import messages_in
 from shared.doctor.verdict import verdict
 from shared.runtime.ports import HERE, free_port
-from tests.doctor_cases import CASES, IN_EVERY_RUN, run_case
+from tests.doctor_cases import CASES, run_case
 from tests.helpers import HANG_S, ROOT, SCRIPTS, Done, environment, python
 from tests.sleeping_lab import processes_with, wait_until
 
@@ -36,13 +36,8 @@ def doctor(*job: str | Path, after: float = 2.0, options: tuple = (), **variable
 
 
 @LINUX
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in IN_EVERY_RUN else pytest.mark.heavy)
-        for name in CASES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_case(name: str):
     """Hangs and deaths are told, and of a job that is well nobody is named; no process is left."""
     mark = f"RANK_DOCTOR_TEST={name}-{os.getpid()}"
@@ -51,7 +46,7 @@ def test_a_case(name: str):
     wait_until(lambda: not processes_with(mark), "no process is left")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @LINUX
 def test_a_script_that_spawns_its_ranks_and_loaders_is_told():
     mark = f"RANK_DOCTOR_TEST=spawns-{os.getpid()}"

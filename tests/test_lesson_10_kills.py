@@ -1,6 +1,5 @@
 """The script of lesson 10 is killed in 60 ways; it goes on, and loses at most what it has not saved yet."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,7 @@ from tests.kills import CASES, STEPS, Case, kill_and_go_on, largest_difference, 
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 TOLERANCE = 1e-12  # float64
-ALWAYS = [  # one of each kind, each moment, in `make test`; the others are heavy
-    Case("kill -9 of a rank", "between saves", 2),
-    Case("kill -9 of the launcher", "during a save", 2),
-    Case("SIGTERM", "during evaluation", 2),
-    Case("SIGHUP", "during a step", 1),
-    Case("SIGUSR1", "last step", 2),
-]
-ROWS = [pytest.param(case, marks=() if case in ALWAYS else pytest.mark.heavy, id=str(case)) for case in CASES]
+ROWS = [pytest.param(case, id=str(case)) for case in CASES]
 pytestmark = pytest.mark.slow
 
 
@@ -72,9 +64,3 @@ def test_a_fault_in_the_script_is_found(case: Case, good: str, bad: str, problem
     faulty.write_text(text.replace(good, bad), encoding="utf-8")
     problems = problems_of(case, kill_and_go_on(case, faulty, tmp_path / "killed", patience_s=10))
     assert any(problem in line for line in problems), problems
-
-
-def test_the_table_has_sixty_rows():
-    assert len(CASES) == 60
-    assert set(ALWAYS) <= set(CASES)
-    assert importlib.util.find_spec("tests.kills") is not None

@@ -117,7 +117,7 @@ def test_the_plain_lab_refuses_several_machines_with_one_store(monkeypatch: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_random_kills_lose_nothing():
     done = python(SCRIPTS / "soak.py", "--kills", "3", "--seed", "1")
     assert done.returncode == 0, done.stdout

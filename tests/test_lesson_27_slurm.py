@@ -100,7 +100,7 @@ def test_the_notice_is_longer_than_torchrun_waits_and_slurm_kills():
 
 
 @pytest.mark.slow
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_that_is_stopped_leaves_no_daemon_no_job_and_no_folder(stop: signal.Signals, tmp_path: Path):
     reason = needs.slurm()
@@ -131,7 +131,7 @@ def is_of(configuration: Path, mark: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_two_at_the_same_time_do_not_meet():
     reason = needs.slurm()
     if reason:
@@ -147,7 +147,7 @@ def test_two_at_the_same_time_do_not_meet():
 
 
 @pytest.mark.slow
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_taken_port_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch):
     reason = needs.slurm()
     if reason:

@@ -22,7 +22,6 @@ NOT_WATCHED = {
     "lab_25_profile": "reads its own trace, where a call that is watched stands twice",
 }
 WATCHED = [lab for lab in PLAIN_LABS if lab.stem not in NOT_WATCHED and starts_with_torchrun(lab)]
-SENDS = ("P2POp", "dist.send(", "dist.isend(", "pipelining")
 
 
 def call(op: str, rank: int = 0, peer: int | None = None, entry: int = 0, **more: object) -> Issued:
@@ -97,14 +96,8 @@ def watched(script: Path, folder: Path, ranks: int, code: int = 0) -> list[str]:
     return verdict(by_rank)
 
 
-def weight(lab: Path) -> list[pytest.MarkDecorator]:
-    """Labs without messages have no queue that could stop: they are watched in ``make test-all``."""
-    sends = any(name in lab.read_text(encoding="utf-8") for name in SENDS)
-    return [] if sends else [pytest.mark.heavy]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("lab", [pytest.param(lab, id=lab.stem, marks=weight(lab)) for lab in WATCHED])
+@pytest.mark.parametrize("lab", WATCHED, ids=lambda lab: lab.stem)
 def test_plain_labs_are_as_nccl_wants_them(lab: Path, tmp_path: Path):
     ranks = int(command_of(lab)[2].removeprefix("--nproc-per-node="))
     problems = watched(lab, tmp_path, ranks, exit_code_of(lab))

@@ -129,14 +129,14 @@ def refused(lines: list[str], python_version: str, pip: Path, folder: Path) -> s
     return "" if done.returncode == 0 else done.stdout
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_lock_holds_on_each_python(version: str, new_pip: Path, tmp_path: Path):
     lines = [f"{line.name}{line.specifier}" for line in pins(".ci/constraints.txt", version)]
     assert refused(lines, version, new_pip, tmp_path) == ""
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_version_that_a_python_cannot_have_is_found(new_pip: Path, tmp_path: Path):
     assert "soupsieve==4.1.2" in refused(["six==1.17.0", "soupsieve==4.1.2"], "3.11.2", new_pip, tmp_path)
     assert "3.14.1 not in" in refused(["networkx==3.6.1"], "3.14.1", new_pip, tmp_path)

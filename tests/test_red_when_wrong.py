@@ -114,7 +114,7 @@ def test_red_and_green_under_papermill(checkout: Path):
     assert run_papermill(path, checkout) == MESSAGE.format(3, NO_WORDS)
 
 
-@pytest.fixture(params=["own", pytest.param("oldest", marks=pytest.mark.heavy)])
+@pytest.fixture(params=["own", pytest.param("oldest", marks=pytest.mark.slow)])
 def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a kernel: this environment's, then the oldest that the ranges allow."""
     if request.param == "own":

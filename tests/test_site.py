@@ -99,18 +99,14 @@ def _leaves(address: str) -> bool:
 # The site of this checkout
 
 
-def heavy(test):
-    return pytest.mark.slow(pytest.mark.heavy(test))
-
-
-@heavy
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(built: tuple[Path, Done]):
     site, done = built
     assert done.returncode == 0, done.stdout
     assert done.stdout == f"open {site / 'index.html'}\n"
 
 
-@heavy
+@pytest.mark.slow
 def test_a_lesson_is_a_page_with_its_files_and_its_notebook(site: Path):
     for path in LESSON_PATHS:
         page = (site / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
@@ -128,7 +124,7 @@ def test_a_lesson_is_a_page_with_its_files_and_its_notebook(site: Path):
         assert (site / "_sources" / "notebooks" / path.name).read_bytes() == path.read_bytes()
 
 
-@heavy
+@pytest.mark.slow
 def test_no_page_loads_from_elsewhere_complains_or_is_too_wide(site: Path, chromium: Browser):
     problems = []
     pages = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
@@ -138,7 +134,7 @@ def test_no_page_loads_from_elsewhere_complains_or_is_too_wide(site: Path, chrom
     tell(problems)
 
 
-@heavy
+@pytest.mark.slow
 def test_search_copy_and_dark_mode_work_from_files(site: Path, chromium: Browser):
     page = chromium.new_page(viewport=DESKTOP, color_scheme="dark")
     page.set_default_timeout(HANG_S * 1000)
@@ -152,13 +148,13 @@ def test_search_copy_and_dark_mode_work_from_files(site: Path, chromium: Browser
     page.close()
 
 
-@heavy
+@pytest.mark.slow
 def test_formulas_are_mathml(site: Path):
     page = (site / "notebooks" / "10_training_template.html").read_text(encoding="utf-8")
     assert "<msub><mover><mi>x</mi>" in page
 
 
-@heavy
+@pytest.mark.slow
 def test_the_landing_page_leads_to_each_lesson_and_page(site: Path):
     page = (site / "index.html").read_text(encoding="utf-8")
     names = [path.stem for path in (ROOT / "notebooks").iterdir() if path.suffix in (".ipynb", ".md")]
@@ -177,7 +173,7 @@ SOUGHT = {  # what people look for: the page that must come first
 }
 
 
-@heavy
+@pytest.mark.slow
 def test_search_finds_sections_with_an_excerpt_from_files(site: Path, chromium: Browser):
     page = chromium.new_page(viewport=DESKTOP)
     page.set_default_timeout(HANG_S * 1000)
@@ -196,7 +192,7 @@ def test_search_finds_sections_with_an_excerpt_from_files(site: Path, chromium: 
 # Faults are noticed
 
 
-@heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "builder", "expected"),
     [
@@ -222,7 +218,7 @@ def test_sphinx_notices_a_link_that_leads_nowhere(text: str, builder: str, expec
     assert expected in done.stdout
 
 
-@heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "body", "expected"),
     [
