@@ -14,6 +14,7 @@ FOR_READERS = {
     "test_data.py",
     "test_doctor.py",
     "test_environment.py",
+    "test_fit.py",
     "test_lab_runner.py",
     "test_loading.py",
     "test_parity.py",

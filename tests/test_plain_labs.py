@@ -45,7 +45,6 @@ JOINS_IN_ITS_OWN_WAY = {
     "lab_13_restart": "a store for each attempt, which torchrun may restart",
     "lab_15_toy": "two devices a process, gloo",
     "lab_26_look": "hangs on purpose, gloo",
-    "lab_26_saves": "hangs on purpose, gloo",
 }
 
 

@@ -47,6 +47,7 @@ KEPT = {
     "PYTHONPYCACHEPREFIX",
     "TORCH_HOME",
     "TORCH_EXTENSIONS_DIR",
+    "PET_LOCAL_ADDR",  # for a host whose name does not resolve
 }
 FIXED = {
     "LC_ALL": "C.UTF-8",  # letters beyond ASCII, English messages, and sort by code point

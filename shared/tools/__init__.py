@@ -1,4 +1,4 @@
-"""Tools of those who write the course: sync, refresh, run, format, bench. Readers need none of them."""
+"""What `make` calls: fit and run for readers; sync and refresh for those who write lessons."""
 
 import sys
 from collections.abc import Callable
@@ -17,3 +17,5 @@ def run_tool(main: Callable[[], int]) -> None:
         sys.exit(main())
     except CourseError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; nothing of yours has changed")

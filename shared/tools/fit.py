@@ -1,7 +1,9 @@
 """``make fit``: is this machine ready for the course? It takes about a minute, in a copy of the course."""
 
+import contextlib
 import os
 import platform
+import signal
 import subprocess
 import sysconfig
 import tempfile
@@ -74,36 +76,46 @@ def environment(course: Path) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", "RANK_BY_RANK_RESULTS": str(course.parent), **os.environ, **own}
 
 
-def problem(step: Step, course: Path) -> str | None:
-    """Why a step is not as it should be, in one line, or None. All that it printed goes to ``LOG``."""
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(f"$ {' '.join(step.command)}\n")
-    try:
-        done = subprocess.run(
+def run(step: Step, course: Path) -> tuple[int | None, str]:
+    """(exit code, or None if it did not end within ``LIMIT_S``; all that it printed)."""
+    output = course.parent / "output.txt"
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
             step.command,
             cwd=course,
             env=environment(course),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=file,
             stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            timeout=LIMIT_S,
-        )
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also after Ctrl-C: nothing is left behind
+    return code, output.read_text(encoding="utf-8", errors="replace")
+
+
+def problem(step: Step, course: Path) -> str | None:
+    """Why a step is not as it should be, in one line, or None. All that it printed goes to ``LOG``."""
+    try:
+        code, output = run(step, course)
     except FileNotFoundError:
         return f"{step.command[0]} was not found: call `make setup`"
-    except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode("utf-8", "replace")
-        found = f"it did not end within {LIMIT_S} s"
-    else:
-        output = done.stdout
-        found = None
-        if done.returncode:
-            found = f"it ended with exit code {done.returncode}"
-        elif step.says not in output:
-            found = f"it did not say {step.says!r}"
     with LOG.open("a", encoding="utf-8") as log:
-        log.write(output)
+        log.write(f"$ {' '.join(step.command)}\n{output}\n")
+    found = None
+    if code is None:
+        found = f"it did not end within {LIMIT_S} s"
+    elif code:
+        found = f"it ended with exit code {code}"
+    elif step.says not in output:
+        found = f"it did not say {step.says!r}"
     return found and f"{found}; {LOG.relative_to(ROOT)} holds all that it printed, and {HELP}"
 
 

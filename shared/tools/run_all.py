@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from shared.tools import run_tool
 from shared.tools.copies import copy_of_course, put_stubs
-from shared.tools.lessons import ROOT, read_lessons
+from shared.tools.lessons import ROOT
 
 
 def main() -> int:
@@ -42,14 +42,14 @@ def main() -> int:
 def executed(course: Path, target: Path, parameters: dict[str, int]) -> list[tuple[str, str, float]]:
     """Execute the lessons of ``course`` into ``target``; return (name, green or red, seconds) of each."""
     rows = []
-    bar = tqdm(read_lessons(course), desc="lessons", unit="lesson")
-    for lesson in bar:
-        bar.set_postfix_str(lesson.path.stem)
+    bar = tqdm(sorted((course / "notebooks").glob("[0-9]*.ipynb")), desc="lessons", unit="lesson")
+    for path in bar:
+        bar.set_postfix_str(path.stem)
         started = time.perf_counter()
         try:
             papermill.execute_notebook(
-                str(course / lesson.path),
-                str(target / lesson.path.name),
+                str(path),
+                str(target / path.name),
                 parameters=parameters,
                 kernel_name="python3",
                 progress_bar=False,
@@ -60,7 +60,7 @@ def executed(course: Path, target: Path, parameters: dict[str, int]) -> list[tup
         except (PapermillExecutionError, OSError, ValueError, RuntimeError) as error:
             text = getattr(error, "evalue", "") or str(error)
             state = f"red: {(text.splitlines() or [type(error).__name__])[0]}"
-        rows.append((lesson.path.stem, state, time.perf_counter() - started))
+        rows.append((path.stem, state, time.perf_counter() - started))
     return rows
 
 

@@ -15,11 +15,6 @@ from shared.runtime.stubs import BEGIN, END
 from shared.tools.lessons import Lesson, imported_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
-BREAK_THE_SCRIPT = ("lab_11_", "lab_12_", "lab_13_")
-COMBINES = "lab_22_strategies"  # what it measures is what these lessons proved
-COMBINED = tuple(f"lab_{number}_" for number in range(15, 22))
-PREDICTS = "lab_28_lessons"  # what it plans is what this lesson measures
-PREDICTED = ("lab_22_",)
 PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
 
 
