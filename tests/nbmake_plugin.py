@@ -59,7 +59,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Lessons are numbered; any other notebook is a reader's own."""
-    return collection_path.suffix == ".ipynb" and not collection_path.name[:1].isdigit() or None
+    if collection_path.suffix == ".ipynb" and not collection_path.name[:1].isdigit():
+        return True
+    return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

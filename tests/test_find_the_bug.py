@@ -18,7 +18,7 @@ import pytest
 from shared.checklist.program import Program
 from shared.checklist.rules import RULES
 from shared.checklist.source import Source
-from shared.tools.diffs import fenced
+from shared.lesson_10.diffs import fenced
 from shared.tools.lessons import cells_of
 from tests import planted
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS

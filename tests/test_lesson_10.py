@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from shared.lesson_10 import diffs
 from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.runtime.errors import InputError
-from shared.tools import diffs
 from tests.helpers import ROOT, SCRIPTS
 from tests.launch import Job, run_job, warm_torchrun
 

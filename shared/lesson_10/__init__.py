@@ -1,1 +1,1 @@
-"""Instruments of lesson 10: synchronized batch norm for the CPU."""
+"""Instruments of lesson 10: the diffs that build its script, and synchronized batch norm for the CPU."""

@@ -1,4 +1,4 @@
-"""A script that a lesson builds step by step: the diffs with line numbers in it. Lesson 10 has it."""
+"""A script that a lesson builds step by step: the diffs with line numbers in it. Taught in lesson 10."""
 
 import difflib
 import re
