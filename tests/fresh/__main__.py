@@ -1,4 +1,4 @@
-"""The README's commands on clean Debians, as a stranger types them. Run by hand, before a release.
+"""The README's commands on a clean Debian, as a stranger types them. Run by hand, before a release.
 
     sudo -E python3 -m tests.fresh bookworm trixie sid [--user root] [--solved 29] [--wrong] [--keep]
 
@@ -61,11 +61,16 @@ def contained(command: list[str], log: Path, variables: dict[str, str]) -> Itera
 
 
 def readme_commands(readme: str) -> list[str]:
-    """The commands of the block with ``make lab``; then ``make fit`` and ``make test``, if it lacks them."""
+    """The course arrives; then the commands of the block with ``make lab``, and those that it may lack."""
+    arrival = ["git clone ADDRESS rank-by-rank", "cd rank-by-rank"]
     blocks = re.findall(r"^```\w*\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     block = next(block for block in blocks if re.search(r"^make lab\b", block, re.MULTILINE))
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
-    return [*filter(None, commands), *(more for more in ("make fit", "make test") if more not in commands)]
+    return [
+        *arrival,
+        *filter(None, commands),
+        *(more for more in ("make fit", "make test") if more not in commands),
+    ]
 
 
 def copy_settings(root: Path, variables: dict[str, str]) -> None:
