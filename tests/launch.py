@@ -209,6 +209,8 @@ def be_python(job: Job, variables: dict[str, str], output: Path) -> None:
     os.environ.update(variables)
     installed = [path for path in PATH if path not in ("", *ours)]
     sys.path[:] = [str(job.script.parent), *paths_of(variables), *installed]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("shared", "tests")]:
+        del sys.modules[name]  # the job finds them where its PYTHONPATH says, or not at all
     sys.argv = [str(job.script), *map(str, job.arguments)]
     sys.modules["numpy"].random.seed()  # a process of its own would have drawn a seed of its own
     module = ModuleType("__main__")
