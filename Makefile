@@ -63,12 +63,13 @@ test: $(DONE)
 	@$(BIN)/python -m pytest -m "lesson or not (slow or author)" $(SIDE_BY_SIDE)
 
 test-all: test more
-
-# What make test leaves out; at the end what readers copy, on the oldest torch that it is for.
-more: $(DONE) $(SITE) $(OLDEST)/.installed
-	@$(BIN)/python -m pytest tests -m "slow or author" $(SIDE_BY_SIDE) --durations=20
 	@$(MAKE) --no-print-directory copied TORCH=oldest
 
+# What make test leaves out.
+more: $(DONE) $(SITE) $(OLDEST)/.installed
+	@$(BIN)/python -m pytest tests -m "slow or author" $(SIDE_BY_SIDE) --durations=20
+
+# What readers copy; with TORCH=oldest on the oldest torch that it is for.
 copied: $(DONE)
 	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py tests/test_doctor.py
 

@@ -4,13 +4,6 @@ from tests.planted import Fault
 
 FAULTS: list[Fault] = [
     Fault(
-        lab="00_machine",
-        old='"torchrun") is not',
-        new='"torchrun-of-old") is not',
-        told="This machine is not fit yet",
-        ranks=0,
-    ),
-    Fault(
         lab="00_hello",
         old="items[rank::world_size]",
         new="items.chunk(world_size)[0]",
