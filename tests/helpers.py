@@ -32,7 +32,8 @@ def scratch() -> tempfile.TemporaryDirectory:
 
 def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
     """A reader's environment: ``python`` is this one, ``shared`` that of ``root``, or None: as installed."""
-    unwanted = ("RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS")
+    of_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # the tests themselves are called by make
+    unwanted = ("RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS", *of_make)
     kept = {
         name: value
         for name, value in lab_environment(os.environ).items()
