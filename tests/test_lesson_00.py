@@ -1,4 +1,4 @@
-"""Lesson 00: its words exist, its difference runs, causes are found; *Root Cause* is what was observed first."""
+"""Lesson 00: its words exist, its difference runs, and causes are told from echoes."""
 
 import importlib.util
 import re
