@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -77,7 +78,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, **me)
     check("store=", rank, n)
     if rank == 0:
-        os.rmdir(folder)  # this works with an empty folder only
+        Path(folder).rmdir()  # this works with an empty folder only
     leave()
 
 

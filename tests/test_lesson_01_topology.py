@@ -1,13 +1,19 @@
-"""Lesson 01: reports that do not fit are noticed."""
+"""Lesson 01: reports that do not fit are noticed, and its lines for Slurm start a script there."""
 
+import re
+
+import nbformat
 import pytest
 import torch.distributed as dist
 
+from shared.lesson_27 import needs, slurm
 from shared.runtime.errors import CourseError
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT
 
 REPORTS = ROOT / "labs" / "lab_01_reports.py"
+WHO = ROOT / "labs" / "lab_01_who.py"
+FENCE = re.compile(r"^```\n(export MASTER_ADDR=.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -46,3 +52,23 @@ def test_reports_that_do_not_fit_are_told(
     reports[rank][field] = value
     with pytest.raises(CourseError, match=expected):
         load_file(REPORTS).check(reports[4], reports)
+
+
+@pytest.mark.slow
+def test_the_lines_for_slurm_start_a_script_on_nodes_of_unequal_size():
+    reason = needs.slurm()
+    if reason:
+        pytest.skip(reason)
+    notebook = nbformat.read(ROOT / "notebooks" / "01_topology.ipynb", 4)
+    (lines,) = [found for cell in notebook.cells for found in FENCE.findall(cell.source)]
+    with slurm.Slurm(slurm.ADDRESSES[:2]) as cluster:  # nodes of 4 cores each
+        script = cluster.folder / "job.sh"
+        script.write_text("#!/bin/bash\n" + lines.replace("train.py", str(WHO)), encoding="utf-8")
+        of_seven = ("--nodes=2", "--ntasks=7", "--output=out", "--error=err")
+        number = cluster.submit(*of_seven, str(script), folder=cluster.folder)
+        cluster.until(lambda: cluster.state(number) in slurm.ENDED, "the job's end")
+        said = (cluster.folder / "out").read_text(encoding="utf-8")
+        assert cluster.state(number) == "COMPLETED", (cluster.folder / "err").read_text(encoding="utf-8")
+    places = [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1)]
+    expected = [f"rank {r} of 7: local rank {here} on node {node}" for r, (here, node) in enumerate(places)]
+    assert said.splitlines()[1:] == expected

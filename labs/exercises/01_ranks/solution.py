@@ -5,12 +5,12 @@ def processes_of(slurm: dict[str, str], hosts: list[str]) -> list[tuple[str, dic
     """Return (host, variables) of every process, in order of rank: where it starts, and what ``setup`` needs.
 
     Args:
-        slurm: what a job script finds, such as ``{"SLURM_TASKS_PER_NODE": "3,4(x2)", "SLURM_JOB_ID": "4711"}``.
-            The first variable is the number of processes on each host; ``4(x2)`` stands for ``4,4``.
+        slurm: what a job script finds, such as {"SLURM_TASKS_PER_NODE": "3,4(x2)", "SLURM_JOB_ID": "4711"}.
+            The first variable is the number of processes on each host; 4(x2) stands for 4,4.
         hosts: the hosts in Slurm's order, as ``scontrol show hostnames`` prints them.
 
-    The variables are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all texts. Ranks count host by
-    host. All processes meet at rank 0's host, at a port from 1024 to 65535 which is not that of the next job.
+    The variables are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all texts. Ranks count host
+    by host. All processes meet at rank 0's host, at a port from 1024 to 65535 that differs from job to job.
     """
     # solution: begin
     sizes = []
