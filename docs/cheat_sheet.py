@@ -31,7 +31,7 @@ class Source:
 
 
 COMMANDS = (
-    Source("01", "Two nodes on one machine", "```\ntorchrun --nnodes=2"),
+    Source("01", "The two commands", "```\ntorchrun --nnodes=2"),
     Source("01", "The options of torchrun", "--nnodes ", columns=("option", "default", "meaning")),
     Source("27", "The lab", "on node-a:", only="    "),
     Source("27", "Reading the result", "| option |"),
@@ -42,7 +42,7 @@ COMMANDS = (
     Source("28", "A plan for Llama 3 405B", "!python -m shared.planner"),
 )
 VARIABLES = (
-    Source("01", "The thirteen variables", "RANK ", columns=("name", "first rank", "last rank", "meaning")),
+    Source("01", "The variables", "RANK ", columns=("name", "first rank", "last rank", "meaning")),
     Source("26", "When to take which", "| tool |"),
     Source("26", "On real GPUs", "Nothing in this section was run here."),
     Source("26", "On real GPUs", "| variable |"),
