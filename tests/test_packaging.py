@@ -25,6 +25,7 @@ REGISTRIES = re.compile(
     re.IGNORECASE,
 )
 PLACES = ("*.toml", "*.yml", "*.md", "*.txt", "*.cfg", "Makefile", ".ci/*", ".github/*/*", ".devcontainer/*")
+PLACES += ("rank_tools/*.toml", "rank_tools/*.md")
 
 
 def read(name: str) -> str:
