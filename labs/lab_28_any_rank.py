@@ -24,9 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore  # also registers the backend "fake"
 
+from rank_tools.planner import Layout, memory_of, model_named, traffic_of
+from rank_tools.planner.stack import FSDP2
 from shared.comm.record import record
-from shared.planner import Layout, memory_of, model_named, traffic_of
-from shared.planner.stack import FSDP2
 from shared.runtime.children import Child
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.results import record_results

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rank_tools.planner import Layout, Model, memory_of, traffic_of
+from rank_tools.planner.stack import FLOAT64, STACKS, Numbers
 from shared.comm.record import CommRecord, record
-from shared.planner import Layout, Model, memory_of, traffic_of
-from shared.planner.stack import FLOAT64, STACKS, Numbers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0

@@ -133,7 +133,7 @@ def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
     [
         ("%%writefile ../labs/lab_90_plain.py\nimport torch\n", False),
         ("%%writefile ../labs/lab_90_proof.py\nfrom shared.runtime.run import run\n", True),
-        ("%%writefile ../labs/lab_90_job.sbatch\nsrun python -m shared.doctor\n", False),
+        ("%%writefile ../labs/lab_90_job.sbatch\nsrun python -m shared.lesson_27.launch\n", False),
         ("%%writefile ../labs/exercises/90_small/exercise.py\nfrom shared.comm import kernel\n", False),
         ("figure, axis = plt.subplots()\n" + "axis.plot([1])\n" * 7, True),
         ("figure, axis = plt.subplots()\naxis.plot([1])\n", False),

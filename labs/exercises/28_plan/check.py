@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import ModuleType
 
-from shared.planner import (
+from rank_tools.planner import (
     CAUSAL,
     GPUS,
     Layout,

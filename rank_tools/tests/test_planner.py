@@ -1,6 +1,6 @@
 """The planner: beside published trainings and measured memory, formulas, reasons, and its command.
 
-Bytes and calls are held against real programs in ``tests/rows_of_lesson_22.py`` and in the labs of lesson 28.
+Bytes and calls are held against real programs by the course, in lessons 22 and 28.
 """
 
 import csv
@@ -15,7 +15,8 @@ from shutil import copytree
 
 import pytest
 
-from shared.planner import (
+from helpers import PACKAGE
+from rank_tools.planner import (
     CAUSAL,
     FULL,
     Layout,
@@ -48,13 +49,11 @@ from shared.planner import (
     traffic_of,
     utilization,
 )
-from shared.planner.__main__ import main
-from shared.planner.flops import MEGATRON
-from shared.planner.hardware import by_rule, seconds
-from shared.planner.stack import STACKS, stack_named
-from shared.planner.transformer import gpt
-from tests.helpers import ROOT
-from tests.launch import warm_torchrun
+from rank_tools.planner.__main__ import main
+from rank_tools.planner.flops import MEGATRON
+from rank_tools.planner.hardware import by_rule, seconds
+from rank_tools.planner.stack import STACKS, stack_named
+from rank_tools.planner.transformer import gpt
 
 # What NVIDIA's, MosaicML's, Google's and Megatron's publications say of tokens a second, and how they count:
 # name, length, tokens/s/GPU, convention, peak, per cent of it.
@@ -295,15 +294,6 @@ def test_zero_divides_along_dp_and_cp_and_experts_along_what_is_left():
         assert gathered == expected
 
 
-@pytest.mark.slow
-def test_each_row_of_lesson_22_is_as_planned():
-    done = warm_torchrun(ROOT / "tests" / "rows_of_lesson_22.py", ranks=4)
-    assert done.returncode == 0, done.stdout
-    rows = [line for line in done.stdout.splitlines() if " hands in " in line]
-    assert len(rows) == 14
-    assert "each: calls, bytes and storage as planned, on every rank" in done.stdout
-
-
 IMPOSSIBLE = {
     "ranks": ({"dp": 8}, "the mesh has 8 ranks, not 64"),
     "heads": ({"tp": 24, "dp": 4}, "64 heads do not divide by TP 24"),
@@ -492,9 +482,9 @@ def test_bad_input_is_told_in_one_line(arguments: list[str], told: str, capsys: 
 @pytest.mark.slow
 def test_the_folder_can_be_copied_and_its_reader_may_leave(tmp_path: Path):
     """It needs Python alone, under any name; ``| head -1`` is no error."""
-    copytree(ROOT / "shared" / "planner", tmp_path / "planner")
+    copytree(PACKAGE / "planner", tmp_path / "planner")
     alone = "import sys; sys.path.insert(0, sys.argv.pop(1)); from planner.__main__ import command; "
-    alone += "import planner; assert not {'torch', 'shared'} & set(sys.modules); command()"
+    alone += "import planner; assert not {'torch', 'rank_tools'} & set(sys.modules); command()"
     run = [sys.executable, "-I", "-c", alone, str(tmp_path), "--model", "8b", "--gpus", "8"]
     whole = subprocess.run([*run, "--check"], capture_output=True, text=True, timeout=60, check=False)
     assert whole.returncode == 0, whole.stderr

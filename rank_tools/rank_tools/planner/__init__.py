@@ -1,7 +1,7 @@
 """The planner of lesson 28: what a training run needs on many GPUs, worked out before it is started.
 
 The folder needs Python alone and can be copied as it is: ``rank-plan --model 405b --gpus 16384`` or
-``python -m shared.planner ...`` here, ``python -m planner ...`` beside a copy.
+``python -m rank_tools.planner ...`` here, ``python -m planner ...`` beside a copy.
 
 ``transformer`` counts parameters, ``flops`` operations, ``memory`` bytes that a rank holds, ``traffic``
 calls and bytes that it sends, ``ops`` the seconds of a block, ``pipeline`` the bubble, ``step`` the seconds

@@ -43,7 +43,9 @@ exit code: 0 if a layout runs and fits, 1 if none does, 2 if an option is wrong
 def installed_version() -> str:
     """That of the package. A copied folder is not it, also beside an installed one."""
     try:
-        return metadata.version("rank-by-rank") if __package__.startswith("shared.") else "(a copied folder)"
+        return (
+            metadata.version("rank-tools") if __package__.startswith("rank_tools.") else "(a copied folder)"
+        )
     except metadata.PackageNotFoundError:
         return "(not installed)"
 

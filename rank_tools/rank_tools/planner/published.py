@@ -1,4 +1,4 @@
-"""The planner beside what others measured: ``rank-plan --check``, ``python -m shared.planner.published``.
+"""The planner beside what others measured: ``rank-plan --check``, ``python -m rank_tools.planner.published``.
 
 ``published.csv`` has a training a line, and their sources. ``calibrated`` rows were looked at when the
 constants were chosen, none of which belongs to one row. ``held out`` rows were not used for that; they were

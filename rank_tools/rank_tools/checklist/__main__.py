@@ -29,7 +29,9 @@ class UsageError(Exception):
 def installed_version() -> str:
     """That of the package. A copied folder is not it, also beside an installed one."""
     try:
-        return metadata.version("rank-by-rank") if __package__.startswith("shared.") else "(a copied folder)"
+        return (
+            metadata.version("rank-tools") if __package__.startswith("rank_tools.") else "(a copied folder)"
+        )
     except metadata.PackageNotFoundError:
         return "(not installed)"
 

@@ -193,7 +193,7 @@ def propose(training: Training, **fixed: Any) -> tuple[list[Plan], list[Rejected
         raise PlanError(f"{given} does not divide {training.gpus} GPUs")
     if plans:
         limit = min(plan.time.total for plan in plans) * (1 + training.error)
-        plans.sort(key=lambda plan: (plan.time.total > limit and plan.time.total, *simplicity(plan)))
+        plans.sort(key=lambda plan: (max(plan.time.total, limit), *simplicity(plan)))
     return plans, rejected
 
 

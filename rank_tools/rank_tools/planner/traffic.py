@@ -1,7 +1,6 @@
 """Calls and bytes of each collective along each dimension of the mesh, in one step of one rank.
 
-Bytes are what the rank hands in, as ``shared.comm.record`` counts them; ``hardware.by_rule`` makes of them
-what it has to send.
+Bytes are what the rank hands in; ``hardware.by_rule`` makes of them what it has to send.
 """
 
 import math

@@ -12,27 +12,39 @@ from pathlib import Path
 
 import pytest
 
-from shared.doctor import outside, processes
-from shared.doctor.__main__ import main
-from shared.doctor.ending import lines_of
-from shared.doctor.processes import descendants, variables_of
-from shared.doctor.ranks import Call, Place, Rank, ranks_of
-from shared.doctor.source import messages_in
-from shared.doctor.verdict import verdict
-from shared.runtime.ports import HERE, free_port
-from tests.doctor_cases import CASES, run_case
-from tests.helpers import HANG_S, ROOT, SCRIPTS, Done, environment, python
-from tests.sleeping_lab import processes_with, wait_until
+from doctor_cases import CASES, run_case
+from helpers import (
+    HANG_S,
+    HANGS,
+    HERE,
+    ROOT,
+    Done,
+    environment,
+    free_port,
+    processes_with,
+    python,
+    wait_until,
+)
+from rank_tools.doctor import outside, processes
+from rank_tools.doctor.__main__ import main
+from rank_tools.doctor.ending import lines_of
+from rank_tools.doctor.processes import descendants, variables_of
+from rank_tools.doctor.ranks import Call, Place, Rank, ranks_of
+from rank_tools.doctor.source import messages_in
+from rank_tools.doctor.verdict import verdict
 
-HANGS = SCRIPTS / "hangs"
-FORKED = (sys.executable, HANGS / "fork_ranks.py")
 HUNG = 3
 BAD_INPUT = 2
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks ranks, and reads /proc")
 
 
+def forked(*script: str | Path) -> list[str | Path]:
+    """A script on two ranks."""
+    return [sys.executable, HANGS / "fork_ranks.py", f"--port={free_port()}", *script]
+
+
 def doctor(*job: str | Path, after: float = 2.0, options: tuple = (), **variables: str) -> Done:
-    return python("-m", "shared.doctor", f"--after={after}", *options, "--", *job, **variables)
+    return python("-m", "rank_tools.doctor", f"--after={after}", *options, "--", *job, **variables)
 
 
 @LINUX
@@ -66,8 +78,8 @@ def test_what_is_not_proved_goes_on_after_the_verdict(tmp_path: Path):
     come = tmp_path / "come"
     told = tmp_path / "told.txt"
     mark = f"RANK_DOCTOR_TEST=late-{os.getpid()}"
-    job = [*map(str, FORKED), str(HANGS / "hangs.py"), "late", str(come)]
-    arguments = [sys.executable, "-m", "shared.doctor", "--after=2", "--end", "--", *job]
+    job = forked(HANGS / "hangs.py", "late", come)
+    arguments = [sys.executable, "-m", "rank_tools.doctor", "--after=2", "--end", "--", *job]
     variables = environment(**dict([mark.split("=")]))
     with (
         told.open("w", encoding="utf-8") as file,
@@ -91,7 +103,7 @@ def test_what_is_not_proved_goes_on_after_the_verdict(tmp_path: Path):
 @LINUX
 def test_with_end_a_proved_hang_is_ended():
     mark = f"RANK_DOCTOR_TEST=end-{os.getpid()}"
-    done = doctor(*FORKED, HANGS / "hangs.py", "kinds", options=("--end",), **dict([mark.split("=")]))
+    done = doctor(*forked(HANGS / "hangs.py", "kinds"), options=("--end",), **dict([mark.split("=")]))
     assert done.returncode == HUNG, done.stdout
     assert "all_reduce on rank 0 and broadcast on rank 1" in done.stdout
     assert done.stdout.endswith("rank-doctor: the job was ended: nobody is left who could come\n")
@@ -131,7 +143,7 @@ def test_a_doctor_that_is_ended_takes_the_job_along(number: int, tmp_path: Path)
         encoding="utf-8",
     )
     mark = f"RANK_DOCTOR_TEST=end-{number}-{os.getpid()}"
-    arguments = [sys.executable, "-m", "shared.doctor", "--", sys.executable, str(script)]
+    arguments = [sys.executable, "-m", "rank_tools.doctor", "--", sys.executable, str(script)]
     variables = environment(**dict([mark.split("=")]))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(arguments, cwd=ROOT, env=variables, **quiet) as process:

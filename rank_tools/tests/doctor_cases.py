@@ -1,6 +1,6 @@
-"""Jobs under the doctor, and what it must say of each: python -m tests.doctor_cases [CASE ...]
+"""Jobs under the doctor, and what it must say of each: python tests/doctor_cases.py [CASE ...]
 
-It prints a table with seconds. All cases need minutes; tests/test_doctor.py runs a few of them.
+It prints a table with seconds. All cases need minutes; test_doctor.py runs them, too.
 """
 
 import queue
@@ -14,9 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.helpers import HANG_S, ROOT, SCRIPTS, environment
+from helpers import HANG_S, HANGS, ROOT, environment, free_port
 
-HANGS = SCRIPTS / "hangs"
 AFTER_S = 4.0
 QUIET_S = 2.0  # after the last line of a verdict
 HEALTHY = "well"
@@ -214,7 +213,7 @@ def marked_lines() -> dict[str, str]:
 
 
 def command_of(name: str, case: Case, after: float) -> list[str]:
-    doctor = [sys.executable, "-m", "shared.doctor", f"--after={after}", "--"]
+    doctor = [sys.executable, "-m", "rank_tools.doctor", f"--after={after}", "--"]
     script = [str(HANGS / case.script), name] if case.script else [str(HANGS / name)]
     if case.launcher == PLAIN:
         return [*doctor, sys.executable, *script]
@@ -223,6 +222,7 @@ def command_of(name: str, case: Case, after: float) -> list[str]:
             *doctor,
             sys.executable,
             str(HANGS / "fork_ranks.py"),
+            f"--port={free_port()}",
             f"--ranks={case.ranks}",
             *case.options,
             *script,
