@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 JOINS_IN_ITS_OWN_WAY = {
     "lab_00_echo": "fails on purpose, gloo",
-    "lab_02_five_ways": "joins five groups",
+    "lab_02_ways": "joins four groups, gloo",
     "lab_03_tags": "gloo alone has tags",
     "lab_10_train": "the script has options",
     "lab_13_restart": "a store for each attempt, which torchrun may restart",

@@ -1,6 +1,6 @@
-"""Five ways to form a process group. They differ in where the store is and in what must be known beforehand.
+"""Four ways to form a process group. They differ in where the store is and in what must be known beforehand.
 
-Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_02_five_ways.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_02_ways.py
 Written by:  notebooks/02_rendezvous.ipynb
 """
 
@@ -9,7 +9,6 @@ import os
 import socket
 import tempfile
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,9 +26,9 @@ def free_port() -> int:
     return port
 
 
-def check(way: str, rank: int, n: int, device: torch.device) -> None:
+def check(way: str, rank: int, n: int) -> None:
     """Assert that this process is rank ``rank`` of ``n``, and that an all-reduce finds each rank once."""
-    heard = torch.zeros(n, dtype=torch.int64, device=device)
+    heard = torch.zeros(n, dtype=torch.int64)
     heard[dist.get_rank()] = dist.get_rank() + 1
     dist.all_reduce(heard)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, n), f"{way}: this is rank {dist.get_rank()}"
@@ -48,19 +47,10 @@ def leave() -> None:
 def main() -> None:
     rank = int(os.environ["RANK"])
     n = int(os.environ["WORLD_SIZE"])
-    device = torch.device("cpu")
-    group = {"timeout": TIMEOUT}
-    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        device = torch.device(torch.accelerator.current_accelerator().type, int(os.environ["LOCAL_RANK"]))
-        group["device_id"] = device  # the one device that this group will use
-        torch.accelerator.set_device_index(device.index)
-    backend = dist.get_default_backend_for_device(device)
-    if rank == 0:
-        print(f"{n} ranks on {device.type} with {backend}")
 
     # 1. torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. This is the default: "env://".
-    dist.init_process_group(backend, **group)
-    check("env://", rank, n, device)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    check("env://", rank, n)
     # The other ways need a port or a path that all ranks know. Rank 0 chooses, and tells the others here.
     chosen = [None, None, None]
     if rank == 0:
@@ -71,29 +61,23 @@ def main() -> None:
     # Before torch 2.15 this variable made each rank believe that torchrun serves every port.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
-    # 2. A file that all ranks can write to.
-    me = {"rank": rank, "world_size": n, **group}
-    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", **me)
-    check("file://", rank, n, device)
+    # 2. An address of rank 0's machine, and a free port on it. Rank 0 serves the store.
+    me = {"rank": rank, "world_size": n, "timeout": TIMEOUT}
+    dist.init_process_group("gloo", init_method=f"tcp://{HERE}:{port}", **me)
+    check("tcp://", rank, n)
     leave()
 
-    # 3. The same with a store that we make.
-    dist.init_process_group(backend, store=dist.FileStore(f"{folder}/store", n), **me)
-    check("FileStore", rank, n, device)
+    # 3. A file that all ranks can write to. The last rank to leave deletes it.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", **me)
+    check("file://", rank, n)
     leave()
 
-    # 4. An address of rank 0's machine, and a free port on it. Rank 0 serves the store.
-    dist.init_process_group(backend, init_method=f"tcp://{HERE}:{port}", **me)
-    check("tcp://", rank, n, device)
-    leave()
-
-    # 5. The same with a store that we make.
+    # 4. A store that we make.
     store = dist.TCPStore(HERE, another_port, n, is_master=rank == 0, timeout=TIMEOUT)
-    dist.init_process_group(backend, store=store, **me)
-    check("TCPStore", rank, n, device)
+    dist.init_process_group("gloo", store=store, **me)
+    check("store=", rank, n)
     if rank == 0:
-        Path(folder).rmdir()  # this works with an empty folder only
-        print("The files of file:// and FileStore are gone: the last rank to leave deletes them.")
+        os.rmdir(folder)  # this works with an empty folder only
     leave()
 
 
