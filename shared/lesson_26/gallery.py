@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from shared.lesson_26 import starting, training, waiting, wrong
+from shared.lesson_26 import divided, hidden, starting, training, waiting, wrong
 from shared.lesson_26.sourced import SOURCED
 from shared.lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 from shared.runtime.errors import CourseError, InputError
@@ -18,7 +18,7 @@ from shared.runtime.group import read_environment
 from shared.runtime.results import ROOT
 from shared.runtime.run import run
 
-CASES = [case for part in (waiting, starting, training, wrong) for case in part.CASES]
+CASES = [case for part in (waiting, starting, training, divided, hidden, wrong) for case in part.CASES]
 NOTEBOOKS = ROOT / "notebooks"
 ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
