@@ -1,4 +1,4 @@
-"""Failures of models that are divided, or whose layers look beyond one rank: FSDP2, TP, EP, CP, batch norm."""
+"""Failures of models that are divided: FSDP2, tensor, expert and context parallelism; and of batch norm."""
 
 import torch
 import torch.distributed as dist
@@ -104,7 +104,7 @@ def average_of_shards(rank: int, cured: bool) -> tuple[int, ...]:
     right="^moved by 0.010$",
     symptom="the loss stops falling earlier than in float32; under FSDP2 weights do not move by small steps",
     did="loaded the model in bfloat16, and trusted `MixedPrecisionPolicy` for the rest",
-    cause="the policy casts down for the computation; parameters and AdamW's state keep the type that they had",
+    cause="the policy casts for the computation alone; parameters and AdamW's state keep their type",
     cure="float32 parameters before `fully_shard`; assert it before the optimizer is made",
     lesson="19",
 )
@@ -215,7 +215,7 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
     right="^gradient 0.5$",
     symptom="experts learn faster than the rest: their gradients are EP times too large",
     did="left the experts' gradients as they come, or reduced them once more",
-    cause="the backward of the all-to-all sums over the EP group already, and each rank's loss is a mean of its own",
+    cause="the all-to-all's backward has summed over the EP group, and each rank's loss is a mean",
     cure="divide them by the EP size, as DDP divides the others",
     lesson="21",
 )
@@ -232,7 +232,7 @@ def experts_not_divided(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^gradient 0.5$", 1: "^gradient 1.5$"},
     right="^gradient 2.0$",
-    symptom="a parameter that all TP ranks hold drifts apart: norms, norms of heads (q, k), copies of KV heads",
+    symptom="what each TP rank holds drifts apart: norms, norms of heads (q, k), copies of KV heads",
     did="used its gradient as each rank has it",
     cause="each rank has seen its own tokens or heads: its gradient is a summand",
     cure="sum these gradients over the TP group before the optimizer's step",

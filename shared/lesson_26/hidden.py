@@ -1,4 +1,4 @@
-"""Failures by what one does not see: calls in a library or a thread, orders that are drawn, lengths, places."""
+"""Failures by what one does not see: calls in a library or a thread, the order and the place of data."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ class Metric:
     HANG,
     says={0: TIMED_OUT, 1: "^validated$"},
     right="^validated$",
-    stands="one in a library's call, such as a metric's `compute()` or `gather_for_metrics`; the others past it",
+    stands="one in a library's call, such as a metric's `compute()`; the others past it, or one call ahead",
     did="called it where this rank's own data, or its own look at the disk, asked for it",
     cause="the library communicates in it, so all ranks have to come",
     cure="call it always; or decide by what all ranks know: rank 0 looks, and broadcasts what it saw",
@@ -110,7 +110,7 @@ def sends_between_gathers(rank: int, cured: bool) -> str:
     ERROR,
     says={0: r"Unexpected key\(s\) in state_dict: \"_orig_mod.weight\""},
     right="<All keys matched successfully>",
-    did="saved the state of `torch.compile(model)`; with `strict=False` the loaded model is random, without an error",
+    did="saved the state of `torch.compile(model)`; `strict=False` hides it, and the model stays random",
     cause="the wrapper prefixes each name with `_orig_mod.`",
     cure="`model.compile()`, which compiles in place; or cut the prefix off before loading",
     lesson="10",
@@ -118,9 +118,9 @@ def sends_between_gathers(rank: int, cured: bool) -> str:
 def saved_by_the_compiled(rank: int, cured: bool) -> str:
     model = nn.Linear(2, 2)
     if cured:
-        model.compile()
+        model.compile(backend="eager")
     else:
-        model = torch.compile(model)
+        model = torch.compile(model, backend="eager")
     return str(nn.Linear(2, 2).load_state_dict(model.state_dict()))
 
 
@@ -129,7 +129,7 @@ def saved_by_the_compiled(rank: int, cured: bool) -> str:
     says={0: "Missing key in checkpoint state_dict: data.rank_1", 1: "in part: rank 1 begins at sample 0"},
     right="^goes on at sample 24$",
     did="saved the loader's place under a key for each rank, and went on with more ranks",
-    cause="nobody wrote the new ranks' keys; `allow_partial_load=True` hides it, and they begin the data at 0",
+    cause="nobody wrote the new ranks' keys; with `allow_partial_load=True` they begin the data at 0",
     cure="one place for all ranks, such as the samples seen; else go on with as many ranks as before",
     lesson="11",
 )
@@ -154,8 +154,8 @@ def place_of_a_rank(rank: int, cured: bool) -> str:
     right="^64 of 64 samples came$",
     symptom="after a resume in mid-epoch some samples come twice, others never",
     did="restored the random state in mid-epoch, and skipped the batches that were done",
-    cause="`shuffle=True` draws the epoch's order from that state, so it is another order that loses its beginning",
-    cure="an order from seed and epoch alone: a sampler with `set_epoch`, or a `generator` seeded by the epoch",
+    cause="`shuffle=True` draws the epoch's order from that state: it skips the beginning of another order",
+    cure="an order from seed and epoch alone: a sampler with `set_epoch`, or a `generator` of the loader",
     lesson="11",
     forms_group=False,
 )

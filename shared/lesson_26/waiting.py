@@ -28,7 +28,7 @@ TIMED_OUT = r"Timed out waiting \d+ms for (recv|send) operation to complete"
     HANG,
     says={0: TIMED_OUT, 1: "^4.0$"},
     right="^8.0$",
-    stands="one in a call, the others past it or at the next one",
+    stands="one in a call, such as a barrier at a save; the others past it, or in the next phase's call",
     did="called a collective, a barrier or `dcp.save` under `if rank == 0`",
     cause="the others do not call it",
     cure="call it on all ranks, use its result on one",
@@ -65,7 +65,8 @@ def a_rank_has_left(rank: int, cured: bool) -> float:
     right="^8.0$",
     did="took more memory, with all ranks and their loaders, than the machine or the container has",
     cause="the kernel ends the process; `dmesg` has the line `Out of memory: Killed process`",
-    cure="less per rank: fewer workers, no copy per rank; or ask the scheduler for more",
+    cure="while the model loads: one copy a machine (next table: *host memory grows*); else fewer workers, "
+    "or ask the scheduler for more",
     lesson="27",
 )
 def killed_by_the_kernel(rank: int, cured: bool) -> float:
@@ -275,7 +276,7 @@ def gathers_on_rank_0(rank: int, cured: bool) -> str:
     right="^1.0$",
     stands="two in `send`, to each other",
     did="called `send`, then `recv`, on both ranks",
-    cause="each waits until the other receives; gloo holds nothing back, even ten numbers",
+    cause="each waits until the other receives; neither gloo nor nccl holds even ten numbers for later",
     cure="`batch_isend_irecv`",
     lesson="03",
     forms_group=False,
