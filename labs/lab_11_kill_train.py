@@ -1,4 +1,4 @@
-"""Kill labs/lab_10_train.py at every moment of a save, and between saves; the next run ends like an unbroken one.
+"""Kill labs/lab_10_train.py at every moment of a save and between saves; compare with an unbroken run.
 
 Run it:      python labs/lab_11_kill_train.py
 Written by:  notebooks/11_checkpoints.ipynb
@@ -86,7 +86,7 @@ def load_few_images(cfg: Config) -> None:
     lab_10_train.digits = lambda: few
 
 
-# Moments between saves, and the newest checkpoint then: in the middle, before the last step, in the evaluation.
+# {moment between saves: the newest checkpoint then}
 BETWEEN_SAVES = {("train_step", 8): BEFORE, ("train_step", 15): KILLED, ("evaluate", 1): NEXT}
 
 
