@@ -28,7 +28,7 @@ HEADER = """# {number} · A small lesson
 
 Builds on nothing · 5 min + 5 min exercise · 2 CPU ranks · GPU: not needed
 """
-LAB = '''"""A lab of the tests.
+TEXT_OF_LAB = '''"""A lab of the tests.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_{number}_small.py
 Written by:  notebooks/{number}_small.ipynb
@@ -60,7 +60,7 @@ def answer() -> int:
 def mini_notebook(number: str = "90") -> nbformat.NotebookNode:
     """A lesson with each section, one lab and one exercise."""
     stub = stub_of(SOLUTION.format(number=number)).rstrip()
-    lab = LAB.format(number=number).rstrip()
+    lab = TEXT_OF_LAB.format(number=number).rstrip()
     cells = [
         new_markdown_cell(HEADER.format(number=number)),
         new_code_cell(SET_UP),
