@@ -87,7 +87,7 @@ ANSWERS = [
         what="Reads the length before it is there.",
         old="        work.wait()",
         new="        pass",
-        told="ranks that read a length too early",
+        told="line 32: incoming = outgoing.new_empty(int(length_there))",
     ),
     Right(
         what="Every second rank receives first, with tags that agree with the order.",

@@ -60,13 +60,23 @@ def problem_of_calls(log: NcclWatch, outgoing: torch.Tensor) -> str | None:
     return None
 
 
+def call(answer: ModuleType, outgoing: torch.Tensor) -> tuple[object, NcclWatch]:
+    """What the answer returns, and what it called. A length that is read too early is the largest number."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # then torch.empty fills new tensors
+    try:
+        with watch_for_nccl() as log:
+            incoming = answer.exchange(outgoing)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return incoming, log
+
+
 def judge(answer: ModuleType, group: Group, dtype: torch.dtype) -> None:
     n = group.world_size
     expected = [values_of(rank, dtype, group.device) for rank in range(n)]
     outgoing = expected[group.rank].clone()
     begin_late(group)
-    with watch_for_nccl() as log:
-        incoming = answer.exchange(outgoing)
+    incoming, log = call(answer, outgoing)
     problem = problem_of(incoming, expected, (group.rank - 1) % n)
     if problem is None and not torch.equal(outgoing, expected[group.rank]):
         problem = "the result is right, but the tensor that was handed in has changed"
