@@ -63,13 +63,13 @@ ANSWERS = [
         what="Pads to a length that is enough for the tensors of this check.",
         old=EXCHANGE,
         new="""
-        padded, box = outgoing.new_zeros(1000), outgoing.new_zeros(1000)
+        padded, box = outgoing.new_zeros(100_000), outgoing.new_zeros(100_000)
         padded[0] = len(outgoing)
         padded[1 : 1 + len(outgoing)] = outgoing
         swap(padded, right, box, left)
         incoming = box[1 : 1 + int(box[0])]
         """,
-        told="the result is right, but 4,000 bytes were sent for a tensor of 40",
+        told="the result is right, but 400,000 bytes were sent for a tensor of 40,000",
     ),
     Wrong(
         what="Sends to the left.",
@@ -88,6 +88,12 @@ ANSWERS = [
         old="        work.wait()",
         new="        pass",
         told="line 32: incoming = outgoing.new_empty(int(length_there))",
+    ),
+    Wrong(
+        what="Does not wait for the numbers.",
+        old="    swap(outgoing, right, incoming, left)",
+        new="    dist.isend(outgoing, right), dist.irecv(incoming, left)",
+        told="the result is not what rank",
     ),
     Right(
         what="Every second rank receives first, with tags that agree with the order.",

@@ -17,9 +17,9 @@ COUNT_BYTES = 64  # enough for a count, in any dtype
 
 
 def values_of(rank: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A rank's tensor, known to all: no two ranks up to 8 have one number or their length in common."""
-    length = 10 * (5 * rank % 8 + 1)
-    return torch.arange(length, dtype=dtype, device=device) + 1000 * (rank + 1)
+    """A rank's tensor, known to all. No two of 8 ranks have one length; each takes a while to send."""
+    length = 10_000 * (5 * rank % 8 + 1)
+    return torch.arange(length, dtype=dtype, device=device) + 100_000 * rank
 
 
 def begin_late(group: Group) -> None:
