@@ -24,12 +24,6 @@ ANSWERS = [
         told="two ranks of a DP group in a node",
     ),
     Wrong(
-        what="Puts eight ranks of each DP group into a node, whatever TP takes of it.",
-        old="network.node // layout.tp)",
-        new="network.node)",
-        told="data parallelism with few micro-batches",
-    ),
-    Wrong(
         what="Takes all GPUs, whatever they cost.",
         old=" if plan.dollars <= dollars",
         new="",
@@ -48,7 +42,7 @@ ANSWERS = [
         told="Llama 3 70B: it takes",
     ),
     Wrong(
-        what="Stops at the first number of GPUs that has no plan for the money: the model does not fit there.",
+        what="Stops at the first number of GPUs without a plan for the money: the model does not fit there.",
         old=SPEND,
         new="""
         best = None
