@@ -5,6 +5,8 @@ Written by:  notebooks/05_ring_all_reduce.ipynb
 """
 
 import os
+import socket
+import sys
 
 import torch
 import torch.distributed as dist
@@ -43,17 +45,28 @@ def ring_all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> 
 
 
 def setup() -> torch.device:
-    """Join the group that torchrun describes; return this rank's device: a GPU of its own, else the CPU."""
-    local_rank = int(os.environ["LOCAL_RANK"])
+    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
+
+    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
+    """
     device = torch.device("cpu")
-    device_id = None
-    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        device_id = device
-        torch.accelerator.set_device_index(local_rank)
-    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
-    if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks on {device.type} with {dist.get_backend()}")
+    gpu = "none"
+    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    store.set(f"GPU of rank {rank}", gpu)  # ranks that differ must know it before the group forms
+    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
+    if 0 < len(gpus) < world_size:
+        mine = f"rank {rank} on {socket.gethostname()} has {device}"
+        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
+        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
+    backend = "nccl" if gpus else "gloo"
+    bound = device if gpus else None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
+    if rank == 0:
+        print(f"{world_size} ranks on {device.type} with {backend}")
     return device
 
 

@@ -1,16 +1,14 @@
 """A plain lab runs where nothing of ours can be imported: alone in a folder, as the command it shows does."""
 
 import ast
-import importlib
+import json
 import re
 from pathlib import Path
 from shutil import copy
-from types import ModuleType
 
 import pytest
-import torch
-import torch.distributed as dist
 
+from shared.runtime.ports import free_port
 from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
 from tests.helpers import ROOT, SCRIPTS, Done, command, torchrun, torchrun_command
@@ -160,26 +158,47 @@ def test_plain_labs_join_in_one_way():
             assert function_of(lab, "setup") == expected, lab.name
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, devices: int) -> tuple[torch.device, list]:
-    """What ``setup`` of local rank 1 of 2 returns and calls on a machine with so many GPUs."""
-    calls: list = []
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.syspath_prepend(ROOT / "labs")
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "set_device_index", calls.append)
-    monkeypatch.setattr(dist, "init_process_group", lambda name, device_id: calls.append((name, device_id)))
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    lab: ModuleType = importlib.import_module("lab_08_ddp")
-    return lab.setup(), calls
+CPU = "cpu, gloo bound to None"
+OWN = ["cuda:0, set cuda:0, nccl bound to cuda:0", "cuda:1, set cuda:1, nccl bound to cuda:1"]
+FIRST = "cuda:0, set cuda:0, nccl bound to cuda:0"
 
 
-def test_with_a_gpu_for_each_rank_the_device_is_set_before_the_group_is_bound_to_it(monkeypatch):
-    gpu = torch.device("cuda", 1)
-    assert joined(monkeypatch, 2) == (gpu, [1, ("nccl", gpu)])
+def joined(port: int | None, gpus: list[list[str]], **variables: str) -> Done:
+    """``setup`` of two ranks that see these GPUs, under torchrun, or with the variables of a bare shell."""
+    arguments = [json.dumps(gpus)] if port is None else [json.dumps(gpus), str(port)]
+    labs = {"PYTHONPATH": f"{ROOT / 'labs'}"}
+    return warm_torchrun(SCRIPTS / "join_with_gpus.py", *arguments, ranks=2, **labs, **variables)
 
 
-@pytest.mark.parametrize("devices", [0, 1])
-def test_with_too_few_gpus_the_cpu_is_taken(devices: int, monkeypatch):
-    assert joined(monkeypatch, devices) == (torch.device("cpu"), [("gloo", None)])
+@pytest.fixture(params=["torchrun", "a bare shell"])
+def port(request: pytest.FixtureRequest) -> int | None:
+    """None under torchrun; else where rank 0 serves the store, as under srun and mpirun."""
+    return None if request.param == "torchrun" else free_port()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "expected"),
+    [
+        ([["a", "b"], ["a", "b"]], "cuda", OWN),
+        ([["a"], ["b"]], "cuda", [FIRST, FIRST]),  # as with --gpus-per-task=1
+        ([[], []], "cuda", [CPU, CPU]),
+        ([["a"], []], "cpu", [CPU, CPU]),
+    ],
+)
+def test_each_rank_joins_with_a_gpu_of_its_own_or_all_with_the_cpu(port, gpus, asked, expected):
+    done = joined(port, gpus, RANK_BY_RANK_DEVICE=asked)
+    assert done.returncode == 0, done.stdout
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert lines == [f"rank {rank}: {words}" for rank, words in enumerate(expected)]
+
+
+@pytest.mark.parametrize(
+    "gpus", [[["a"], ["a"]], [["a"], []]], ids=["one GPU for both", "a node lost its GPU"]
+)
+def test_with_fewer_gpus_than_ranks_no_group_forms(port, gpus):
+    done = joined(port, gpus, RANK_BY_RANK_DEVICE="cuda")
+    assert done.returncode == 1, done.stdout
+    ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
+    line = rf"^2 ranks, 1 GPUs \(rank 0 on .* has cuda:0\): {ways}$"
+    assert re.search(line, done.stdout, re.MULTILINE), done.stdout
+    assert "bound" not in done.stdout

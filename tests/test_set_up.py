@@ -23,6 +23,19 @@ def test_a_forced_cpu_hides_the_gpus_from_plain_labs(variables: dict[str, str]):
     assert variables["CUDA_VISIBLE_DEVICES"] == ""
 
 
+@pytest.mark.parametrize(
+    ("gpus", "said"), [(0, ""), (3, "this machine has 3: the labs run on the CPU"), (4, "")]
+)
+def test_with_fewer_gpus_than_ranks_a_notebook_takes_the_cpu_and_says_so(
+    gpus, said, variables, monkeypatch, capsys
+):
+    variables.pop("RANK_BY_RANK_DEVICE", None)
+    monkeypatch.setattr(notebook, "_count_gpus", lambda: gpus)
+    notebook._set_environment(ROOT)
+    assert capsys.readouterr().out.strip().endswith(said)
+    assert (variables.get("RANK_BY_RANK_DEVICE") == "cpu") == bool(said)
+
+
 @pytest.mark.parametrize("device", ["cuda", None])
 def test_otherwise_the_gpus_stay_visible(device: str | None, variables: dict[str, str]):
     variables.pop("RANK_BY_RANK_DEVICE", None)

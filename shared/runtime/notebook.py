@@ -20,6 +20,8 @@ from shared.runtime.errors import CourseError, InputError
 from shared.runtime.writing import write_cell
 
 COMMAND_NOT_FOUND = 127  # exit code of a shell
+RANKS = 4  # most labs have so many or fewer
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # Linux, Windows Subsystem for Linux, ROCm
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,7 +43,8 @@ def setup() -> None:
     - So does a command that is interrupted, whatever its exit code.
     - Results that labs record go to a folder of this kernel's own.
     - ``%%writefile`` puts no stub over an answer, and keeps a lab that was edited by hand.
-    - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU: plain labs know nothing of that variable.
+    - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU. With fewer GPUs than most labs have ranks, this
+      says so and sets that.
 
     Raises:
         CourseError: outside of a notebook, or IPython is too old.
@@ -97,6 +100,10 @@ def _set_environment(root: Path) -> None:
         raise CourseError("bash was not found; it is needed to notice a failure inside a pipe")
     os.environ["SHELL"] = bash  # IPython runs `!` lines with it
     os.environ["SHELLOPTS"] = "pipefail"  # bash reads this at start
+    gpus = _count_gpus()
+    if "RANK_BY_RANK_DEVICE" not in os.environ and 0 < gpus < RANKS:
+        print(f"{RANKS} ranks need {RANKS} GPUs, this machine has {gpus}: the labs run on the CPU")
+        os.environ["RANK_BY_RANK_DEVICE"] = "cpu"
     if os.environ.get("RANK_BY_RANK_DEVICE") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per rank, as torchrun would set, unasked
@@ -107,6 +114,15 @@ def _set_environment(root: Path) -> None:
         temporary = Path(folder) / "tmp"  # torchrun leaves a folder behind in each run
         temporary.mkdir()
         os.environ["TMPDIR"] = str(temporary)
+
+
+def _count_gpus() -> int:
+    """How many GPUs a command would see. Where no driver is, torch is not imported to ask."""
+    if not any(Path(driver).exists() for driver in DRIVERS):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _telling_interrupts(system: Callable[[str], int]) -> Callable[[str], int]:
