@@ -8,6 +8,8 @@ The option ``--folder`` keeps the traces. Open one by hand in https://ui.perfett
 
 import argparse
 import os
+import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
