@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from shared.tools.lessons import cells_of
+from shared.tools.outputs import clean
 from tests.helpers import ROOT, Done, command, notebook_of
 from tests.kernels import run_nbclient, run_papermill
 from tests.rules.cells import SET_UP
@@ -85,6 +86,7 @@ def test_two_copies_of_a_notebook_run_at_the_same_time(checkout: Path):
     )
     notebook = notebook_of(*code)
     notebook.cells[1].metadata["tags"] = ["parameters"]
+    clean(notebook)  # papermill asks for its language
     nbformat.write(notebook, path)
 
     def run(word: str) -> Done:
