@@ -19,7 +19,6 @@ KNOWN = {
 }
 NOT_WATCHED = {
     "lab_13_restart": "kills a rank and is started again by torchrun",
-    "lab_25_profile": "reads its own trace, where a call that is watched stands twice",
 }
 WATCHED = [lab for lab in PLAIN_LABS if lab.stem not in NOT_WATCHED and starts_with_torchrun(lab)]
 
