@@ -90,9 +90,9 @@ ANSWERS = [
         told="line 32: incoming = outgoing.new_empty(int(length_there))",
     ),
     Wrong(
-        what="Does not wait for the numbers.",
-        old="    swap(outgoing, right, incoming, left)",
-        new="    dist.isend(outgoing, right), dist.irecv(incoming, left)",
+        what="Keeps the handles, and does not wait for the numbers.",
+        old="swap(outgoing, right, incoming, left)",
+        new="exchange.handles = [dist.isend(outgoing, right), dist.irecv(incoming, left)]",
         told="the result is not what rank",
     ),
     Right(
