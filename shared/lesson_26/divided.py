@@ -83,8 +83,8 @@ def two_types_in_a_unit(rank: int, cured: bool) -> str:
     ERROR,
     says={ANY: "op.preamble.length <= op.nbytes"},
     right=r"^\(5, 6\)$",
-    symptom="a moving average (EMA) of FSDP2's weights covers 1/N of the model, or its save fails with "
-    "`op.preamble.length <= op.nbytes`; over nccl it may hang",
+    symptom="a moving average (EMA) of FSDP2's weights covers 1/N of the model, or its save deadlocks, with "
+    "`op.preamble.length <= op.nbytes` on gloo",
     did="kept the average of each rank's shard, and gathered it by `DTensor.from_local` without a shape",
     cause="`from_local` takes the local shape × ranks, and the last shard may be smaller",
     cure="`from_local(..., shape=p.shape, stride=p.stride())`, on all ranks",
@@ -136,9 +136,9 @@ class Rotary(nn.Module):
     WRONG,
     says={1: "^loss is nan$"},
     right="^loss is finite$",
-    symptom="NaN, or a wrong loss, on all ranks but 0, in a model that was built on `meta`",
+    symptom="NaN, or a wrong loss, on all ranks but 0, in a model that FSDP2 took from `meta`",
     did="called `to_empty`, and filled the model from rank 0's state dict",
-    cause="a buffer with `persistent=False`, such as a rotary table, is in no state dict: nobody sends it",
+    cause="a non-persistent buffer, such as a rotary table, is in no state dict: nobody sends it",
     cure="compute such buffers again after `to_empty`, or broadcast rank 0's",
     lesson="15",
 )
@@ -163,7 +163,7 @@ def buffer_that_nobody_sends(rank: int, cured: bool) -> str:
     says={0: "^2 copies$"},
     right="^1 copies$",
     symptom="host memory grows with each rank while the model loads; `exitcode: -9` before the first step",
-    did="built, or loaded, the whole model on each rank before it was divided",
+    did="built, or loaded, the whole model on each rank before FSDP divided it",
     cause="a machine then holds one copy for each of its ranks",
     cure="rank 0 builds it, the others on `meta`; `set_model_state_dict(..., broadcast_from_rank0)` sends it",
     lesson="19",
@@ -186,8 +186,8 @@ def every_rank_builds_it(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^4 all-reduces$"},
     right="^1 all-reduces$",
-    symptom="under FSDP2 or HSDP, accumulation of 4 takes 4 times the seconds",
-    did="left synchronization on for each micro-batch, since `no_sync()` is DDP's",
+    symptom="under FSDP2 or HSDP, gradient accumulation of 4 takes 4 times the seconds",
+    did="left synchronization on for each micro-batch: DDP's `no_sync()` is a no-op for `fully_shard`",
     cause="each backward reduces between the replicas, too",
     cure="HSDP: `set_requires_all_reduce(last)`, no memory more; FSDP2: `set_requires_gradient_sync(last)`, "
     "which keeps whole gradients until then",
