@@ -6,7 +6,7 @@ Written by:  notebooks/25_see_it.ipynb
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from lab_25_diagnose import diagnose
@@ -274,9 +274,15 @@ def check_broadcast() -> None:
     expect("clocks with a broadcast", [round(1e3 * shift, 6) for shift in shifts], [0, 0])
 
 
-def by_turns(rank: int, ranks: int, part: str, plain: dict[str, float]):
+def by_turns(rank: int, ranks: int, part: str, plain: dict[str, float]) -> Callable[[int], dict[str, float]]:
     """step -> what this rank does: in each step another one does 60 ms more of ``part``."""
-    return lambda step: plain | {part: plain.get(part, 0.0) + 60.0 * (step % ranks == rank)}
+
+    def work(step: int) -> dict[str, float]:
+        if step % ranks != rank:
+            return plain
+        return plain | {part: plain.get(part, 0.0) + 60.0}
+
+    return work
 
 
 def check_reasons() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import lab_25_profile as script
 import torch
 import torch.distributed as dist
 from lab_25_diagnose import diagnose, verdict
@@ -159,6 +160,39 @@ def traced(part: str, late: Late, path: Path, cfg: Config, group: Group) -> None
     dist.barrier()
 
 
+def check_complete(path: Path, group: Group) -> None:
+    """A trace of the plain lab has each step, and its all-reduces add up to the parameters. Collective.
+
+    Raises:
+        CourseError: it has others.
+    """
+    net = script.net_of(WIDTH)
+    ddp = DistributedDataParallel(net, bucket_cap_mb=script.BUCKET_MB)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    steps = 3
+    batches = script.batches_of(16, WIDTH, script.WARM_UP + steps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def step() -> None:
+        script.train_step(ddp, optimizer, batches, group.device)
+
+    script.record_trace(step, path, steps, group.device)
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    windows = [event for event in spans if event["name"].startswith("ProfilerStep#")]
+    if len(windows) != steps:
+        raise CourseError(f"rank {group.rank}: {len(windows)} steps in the trace, of {steps}")
+    parameters = sum(p.numel() for p in net.parameters())
+    for window in windows:
+        end = window["ts"] + window["dur"]
+        reduced = 0
+        for event in spans:
+            if event["name"] == "c10d::allreduce_" and window["ts"] <= event["ts"] < end:
+                [[numbers]] = event["args"]["Input Dims"][0]
+                reduced += numbers
+        if reduced != parameters:
+            raise CourseError(f"{window['name']}: all-reduced {reduced} numbers, the model has {parameters}")
+
+
 def moved(trace: Trace, seconds: float) -> Trace:
     """The trace as a clock would have written it that is ahead by ``seconds``."""
     steps = [(start + seconds, end + seconds) for start, end in trace.steps]
@@ -239,6 +273,8 @@ def main(cfg: Config) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would complain that there is no GPU
     with process_group(smallest=2, timeout_s=120) as group:
         ranks = group.world_size
+        check_complete(results_folder() / "complete" / f"rank{group.rank}.json", group)
+        print_on_rank_0("the plain lab: each step is in the trace, and its all-reduces are the parameters")
         runs: dict[str, Late] = {
             DATA: lambda step: ranks - 1,
             EVALUATION: lambda step: 0,

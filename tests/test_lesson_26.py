@@ -45,6 +45,16 @@ def test_each_row_has_a_case_or_a_source_and_a_lesson():
         "oom-kill",
         "Timed out waiting 1800000ms",
         "EADDRINUSE",
+        "ncclSystemError",
+        "ncclRemoteError",
+        "Duplicate GPU detected",
+        "unhandled cuda error",
+        "device-side assert triggered",
+        "an illegal memory access",
+        "ibv_modify_qp",
+        "Xid",
+        "_orig_mod.",
+        "aten._foreach_norm",
     ],
 )
 def test_a_failure_is_found_by_a_piece_of_its_text(seen: str):

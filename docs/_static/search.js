@@ -1,26 +1,35 @@
 // The search page: sections that hold all words of the query, with an excerpt. Works from files: no request.
 
-const LIKE_A_FAILURE = /error|time.?out|hang|stuck|port|exit|kill|watchdog|refused|\bnan\b|memory|abort|signal/i;
+const LIKE_A_FAILURE =
+  /error|time.?out|hang|stuck|port|exit|kill|watchdog|refused|\bnan\b|memory|abort|signal|fail|deadlock|assert|duplicat|mismatch|worse|wrong|drift|repeat/i;
 const SHOWN = 30;
 const OF_ONE_PAGE = 3;
+const LONG = 6; // words: no section has all words of a sentence
+const LONG_HEADING = 60; // characters: a row's symptom
 const AROUND = 110; // characters on each side of a word that is found
 
 const wordsOf = (query) => query.toLowerCase().split(/[^\p{L}\p{N}_.−-]+/u).filter((word) => word);
 const times = (text, word) => text.split(word).length - 1;
 const isWordOf = (word, text) => new RegExp(`(^|[^\\p{L}])${word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}`, "u").test(text);
 
-function scoreOf(section, words, query) {
+// A word that few sections have says more: "rank" is everywhere on this site.
+function weightOf(word) {
+  const holders = SECTIONS.filter(({ heading, text }) => `${heading} ${text}`.toLowerCase().includes(word)).length;
+  return Math.log(1 + SECTIONS.length / (1 + holders)) ** 2 / 4;
+}
+
+function scoreOf(section, words, weights, query) {
   const heading = section.heading.toLowerCase();
   const page = `${section.title} ${section.page.replaceAll(/[_/]/g, " ")}`.toLowerCase();
   const text = section.text.toLowerCase();
   let score = 0;
   let found = 0;
-  for (const word of words) {
+  for (const [number, word] of words.entries()) {
     const here = times(text, word);
     const inHeading = isWordOf(word, heading);
     const inPage = isWordOf(word, page);
     found += Number(here > 0 || inHeading || inPage);
-    score += 8 * inHeading + 12 * inPage + Math.min(here, 4);
+    score += weights[number] * ((heading.length < LONG_HEADING ? 8 : 2) * inHeading + 12 * inPage + Math.min(here, 4));
   }
   if (found === 0) return null;
   if (text.includes(query.toLowerCase())) score += 6;
@@ -31,10 +40,11 @@ function scoreOf(section, words, query) {
 
 function search(query) {
   const words = wordsOf(query);
-  const scored = SECTIONS.map((section) => scoreOf(section, words, query)).filter((one) => one);
+  const weights = words.map(weightOf);
+  const scored = SECTIONS.map((section) => scoreOf(section, words, weights, query)).filter((one) => one);
   const complete = scored.filter((one) => one.all);
   const perPage = {};
-  return (complete.length ? complete : scored)
+  return (complete.length && words.length < LONG ? complete : scored)
     .sort((a, b) => b.score - a.score)
     .filter(({ section }) => (perPage[section.page] = (perPage[section.page] ?? 0) + 1) <= OF_ONE_PAGE)
     .slice(0, SHOWN);

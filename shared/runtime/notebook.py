@@ -43,8 +43,8 @@ def setup() -> None:
     - So does a command that is interrupted, whatever its exit code.
     - Results that labs record go to a folder of this kernel's own.
     - ``%%writefile`` puts no stub over an answer, and keeps a lab that was edited by hand.
-    - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU. With fewer GPUs than most labs have ranks, it says
-      so and sets that.
+    - With ``RANK_BY_RANK_DEVICE=cpu``, commands see no GPU. With fewer GPUs than most labs have ranks, this
+      says so and sets that.
 
     Raises:
         CourseError: outside of a notebook, or IPython is too old.

@@ -63,6 +63,18 @@ ANSWERS = [
         """,
     ),
     Wrong(
+        what="Takes the whole time of the loader, also that in which the GPU computes.",
+        old='seconds["data"] = seconds_in_both(idle, loading)',
+        new='seconds["data"] = seconds_in_both([step], loading)',
+        told="communication on all of 3 ranks: your reason is data",
+    ),
+    Wrong(
+        what="Takes all of the collectives, also what computing hides.",
+        old="seconds_in_both(gaps(computing, step), collectives)",
+        new="seconds_in_both([step], collectives)",
+        told="data on all of 4 ranks: your reason is communication",
+    ),
+    Wrong(
         what="Returns no pair.",
         told="expected a reason and a rank",
         below="def diagnose(traces): return None",

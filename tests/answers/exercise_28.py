@@ -7,8 +7,8 @@ SPEND = solved("28_plan", "spend")
 ANSWERS = [
     Wrong(
         what="Forgets that two inputs are gathered once more for backward.",
-        old="10 * (layout.tp",
-        new="8 * (layout.tp",
+        old="10 * gather_seconds",
+        new="8 * gather_seconds",
         told="tensor parallelism, TP 8",
     ),
     Wrong(
@@ -18,10 +18,16 @@ ANSWERS = [
         told="data parallelism with few micro-batches",
     ),
     Wrong(
+        what="Lets each rank bring in all bytes through its own card.",
+        old="near = min(layout.dp, network.node // layout.tp)",
+        new="near = 1",
+        told="two ranks of a DP group in a node",
+    ),
+    Wrong(
         what="Takes all GPUs, whatever they cost.",
         old=" if plan.dollars <= dollars",
         new="",
-        told="Llama 2 13B: 256 GPUs cost",
+        told="Llama 3 70B: 256 GPUs cost",
     ),
     Wrong(
         what="Takes what is cheapest.",
@@ -30,13 +36,32 @@ ANSWERS = [
         told="dollars pay for",
     ),
     Wrong(
-        what="Returns the layout alone.",
-        old="    return gpus, plan\n",
-        new="    return plan.layout\n",
-        told="expected a number of GPUs and a Plan, not Layout",
+        what="Looks at the first plan of each number of GPUs alone; a faster one may be cheaper, too.",
+        old="for plan in plans if",
+        new="for plan in plans[:1] if",
+        told="Llama 3 70B: it takes",
     ),
-    Right(
-        what="From the most GPUs down; it stops at the first that can be paid for.",
+    Wrong(
+        what="Stops at the first number of GPUs without a plan for the money: the model does not fit there.",
+        old=SPEND,
+        new="""
+        best = None
+        gpus = 8
+        while gpus <= most_gpus:
+            plans, _ = propose(replace(training, gpus=gpus))
+            affordable = [plan for plan in plans if plan.dollars <= dollars]
+            if not affordable:
+                break
+            fastest = min(affordable, key=lambda plan: plan.days)
+            if best is None or fastest.days < best[1].days:
+                best = (gpus, fastest)
+            gpus *= 2
+        return best
+        """,
+        told="Llama 3 70B: spend finds no plan",
+    ),
+    Wrong(
+        what="Takes the largest cluster that can be paid for; with a small batch a smaller one is faster.",
         old=SPEND,
         new="""
         gpus = most_gpus
@@ -46,6 +71,27 @@ ANSWERS = [
             if affordable:
                 return gpus, min(affordable, key=lambda plan: plan.days)
             gpus //= 2
+        """,
+        told="8 sequences in a step: it takes",
+    ),
+    Wrong(
+        what="Returns the layout alone.",
+        old="    return gpus, plan\n",
+        new="    return plan.layout\n",
+        told="expected a number of GPUs and a Plan, not Layout",
+    ),
+    Right(
+        what="From the most GPUs down, and keeps the best in hand.",
+        old=SPEND,
+        new="""
+        best = None
+        gpus = most_gpus
+        while gpus >= 8:
+            for plan in propose(replace(training, gpus=gpus))[0]:
+                if plan.dollars <= dollars and (best is None or plan.days < best[1].days):
+                    best = (gpus, plan)
+            gpus //= 2
+        return best
         """,
     ),
 ]

@@ -5,8 +5,15 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="25_profile",
-        old='if step["ts"] <= event["ts"] < end]',
-        new='if event["ts"] < end]',
+        old="schedule=schedule(wait=0,",
+        new="schedule=schedule(wait=1,",
+        told="steps in the trace, of 3",
+        run="25_slow",
+    ),
+    Fault(
+        lab="25_slow",
+        old='and window["ts"] <= event["ts"] < end',
+        new='and event["ts"] < end',
         told="numbers, the model has",
     ),
     Fault(
@@ -99,17 +106,5 @@ FAULTS: list[Fault] = [
         new="matrices = [model.head.weight, model.tokens.weight]",
         told="forward: 2 N D + 4 L H Q T D: torch counts",
         ranks=0,
-    ),
-    Fault(
-        lab="25_instruments",
-        old="repeat=1 if in_time else 0",
-        new="repeat=1",
-        told="the second was to be empty",
-    ),
-    Fault(
-        lab="25_instruments",
-        old="        gc.disable()\n",
-        new="        pass\n",
-        told="by hand, all ranks were to collect in the same steps",
     ),
 ]

@@ -25,7 +25,8 @@ class Work:
     forward: float = 1.0  # of a layer; backward takes twice as long
     launch: float = 0.01  # of a kernel
     python: float = 0.0  # after each synchronization in the middle of the step; 0: there is none
-    transfer: float = 2.0  # of each of the two all-reduces
+    early: float = 2.0  # of the all-reduce in the middle of backward, which the rest of it can hide
+    transfer: float = 2.0  # of the all-reduce at the end of backward
     loads_ahead: bool = False  # it waits for the loss, to print it, after it has loaded the next batch
 
 
@@ -92,10 +93,10 @@ class Gpu:
         self.events.append(("kernel", ALL_REDUCE, entered, end))
 
 
-def all_reduce(gpus: list[Gpu], works: list[Work]) -> None:
+def all_reduce(gpus: list[Gpu], works: list[Work], milliseconds: float) -> None:
     """It begins on each rank when that one enters, and ends for all at one moment."""
     entered = [gpu.enters(work.launch) for gpu, work in zip(gpus, works, strict=True)]
-    end = max(entered) + gpus[0].about(works[0].transfer)
+    end = max(entered) + gpus[0].about(milliseconds)
     for gpu, moment in zip(gpus, entered, strict=True):
         gpu.leaves(moment, end)
 
@@ -116,10 +117,10 @@ def record(run: Run, seed: int) -> list[dict]:
                 gpu.computes(300.0, work.launch)
             gpu.layers(work.layers, work, work.forward)
             gpu.layers(work.layers // 2, work, 2 * work.forward)
-        all_reduce(gpus, works)
+        all_reduce(gpus, works, works[0].early)
         for gpu, work in zip(gpus, works, strict=True):
             gpu.layers(work.layers - work.layers // 2, work, 2 * work.forward)
-        all_reduce(gpus, works)
+        all_reduce(gpus, works, works[0].transfer)
         for gpu, work, begin in zip(gpus, works, begins, strict=True):
             gpu.compute = max(gpu.compute, gpu.communicate)  # the optimizer needs the gradients
             gpu.computes(work.forward / 2, work.launch)
@@ -149,8 +150,12 @@ def runs() -> list[Run]:
     loads = replace(usual, loads=70.0)
     waits = replace(usual, python=2.5)
     computes = replace(usual, forward=2.6)
-    sends = replace(usual, transfer=45.0)
+    sends = replace(usual, early=45.0, transfer=45.0)
     hides = replace(sends, loads=55.0, loads_ahead=True)  # the CPU loads while the GPU is busy
+    # Most of a step the CPU loads, and the GPU computes meanwhile: what nothing hides is an all-reduce.
+    hidden_loader = replace(usual, forward=3.0, loads=90.0, transfer=30.0, loads_ahead=True)
+    # The longest all-reduce goes on while the GPU computes: what nothing hides is the loader.
+    hidden_reduce = replace(usual, forward=3.5, early=36.0, loads=25.0)
     short = replace(usual, forward=0.1, kernels=10, launch=0.15)
     return [
         Run("data", None, 2, loads),
@@ -165,6 +170,8 @@ def runs() -> list[Run]:
         Run("communication", None, 4, hides),
         Run("launches", None, 2, short),
         Run("launches", None, 3, short),
+        Run("communication", None, 3, hidden_loader),
+        Run("data", None, 4, hidden_reduce),
     ]
 
 

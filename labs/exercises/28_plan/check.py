@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import ModuleType
 
-from shared.planner import (
+from rank_tools.planner import (
     CAUSAL,
     GPUS,
     Layout,
@@ -16,6 +16,7 @@ from shared.planner import (
     per_token,
     propose,
 )
+from rank_tools.planner.hardware import seconds
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
@@ -29,13 +30,19 @@ STEPS = {
     "a pipeline": (Layout(pp=4), 8),
     "interleaved stages": (PIPELINE, 16),
     "data parallelism that hides": (replace(PIPELINE, dp=2), 32),
-    "data parallelism with few micro-batches": (Layout(tp=4, dp=64), 128),
+    "data parallelism with few micro-batches": (Layout(tp=8, dp=64), 128),
+    "two ranks of a DP group in a node": (Layout(tp=4, dp=64), 128),
+    "data parallelism alone, on two nodes": (Layout(dp=16), 16),
+    "data parallelism within a node": (Layout(tp=2, dp=4), 4),
     "all of it": (replace(PIPELINE, dp=16), 128),
 }
 # {what: training, dollars}
+SLOW = Network(card=12.5e9)
 BUDGETS = {
-    "Llama 3 8B": (Training(model_named("8b"), 8, 128, 1e12), 60_000),
-    "Llama 2 13B": (Training(model_named("llama2-13b"), 8, 128, 1e12, network=Network(card=12.5e9)), 100_000),
+    # No layout fits 8 or 16 GPUs, and on 64 and 128 the plan that comes first is too dear.
+    "Llama 3 70B": (Training(model_named("70b"), 8, 128, 1e12), 485_000),
+    # All 256 GPUs can be paid for, and take longer than half of them.
+    "Llama 3 8B, 8 sequences in a step": (Training(model_named("8b"), 8, 8, 1e12, network=SLOW), 600_000),
 }
 
 
@@ -46,25 +53,30 @@ def expected_seconds(model: Model, layout: Layout, sequences: int) -> float:
     operations = per_token(model, CAUSAL) * tokens / (layout.tp * layout.pp)
     parts = 10 * tokens * model.width * 2 * (layout.tp - 1) / layout.tp
     micro_batch = operations / (gpu.peak * gpu.gemm) + parts * model.layers / layout.pp / gpu.link
-    numbers = model.parameters() / layout.tp / layout.pp * (layout.dp - 1) / layout.dp
-    rest = max(0.0, 6 * numbers / network.card - micro_batch)
+    numbers = model.parameters() / layout.tp / layout.pp
+    inside = max(1, min(layout.dp, network.node // layout.tp))
+    at_once = replace(network, reached=1.0, start_inside=0.0, start_between=0.0)
+    reducing = seconds("reduce_scatter", layout.dp, inside, 1, 6 * numbers, gpu, at_once)
+    rest = max(0.0, reducing - micro_batch)
     return micro_batch * (micro_batches + (layout.pp - 1) / layout.chunks) + rest
 
 
 def check_seconds(answer: ModuleType) -> None:
     model = model_named("70b")
     for what, (layout, sequences) in STEPS.items():
-        seconds = answer.step_seconds(model, layout, sequences, GPUS["h100"], Network())
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise Wrong(f"step_seconds returns {seconds!r}, which is no number")
+        found = answer.step_seconds(model, layout, sequences, GPUS["h100"], Network())
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise Wrong(f"step_seconds returns {found!r}, which is no number")
         expected = expected_seconds(model, layout, sequences)
-        if abs(seconds / expected - 1) > 1e-6:
-            raise Wrong(f"{what}, {layout}: a step takes {expected:.4g} s, not {seconds:.4g}")
+        if abs(found / expected - 1) > 1e-6:
+            raise Wrong(f"{what}, {layout}: a step takes {expected:.4g} s, not {found:.4g}")
 
 
 def check_budget(what: str, answer: ModuleType) -> None:
     training, dollars = BUDGETS[what]
     result = answer.spend(training, MOST, dollars)
+    if result is None:
+        raise Wrong(f"{what}: spend finds no plan, and {dollars:,} dollars pay for one")
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Plan):
         raise Wrong(f"{what}: expected a number of GPUs and a Plan, not {type(result).__name__}")
     gpus, plan = result

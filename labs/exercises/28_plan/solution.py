@@ -2,30 +2,41 @@
 
 from dataclasses import replace
 
-from shared.planner import CAUSAL, Gpu, Layout, Model, Network, Plan, Training, per_token, propose
+from rank_tools.planner import CAUSAL, Gpu, Layout, Model, Network, Plan, Training, per_token, propose
+
+
+def gather_seconds(size: float, ranks: int, near: int, gpu: Gpu, network: Network) -> float:
+    """Seconds until ``ranks`` ranks, of which ``near`` share a node, have the same ``size`` bytes."""
+    nodes = ranks / near
+    inside = size * (near - 1) / near / gpu.link
+    between = size * (nodes - 1) / nodes / (near * network.card)
+    return max(inside, between)
 
 
 def step_seconds(model: Model, layout: Layout, sequences: int, gpu: Gpu, network: Network) -> float:
     """Return the seconds of a step as the formulas of this lesson have them.
 
     * Compute: ``per_token(model, CAUSAL)`` operations for each token, at ``gpu.peak * gpu.gemm`` a rank.
-    * TP: in each block of this rank, ten times (TP - 1) / TP of its tokens x width in bfloat16, over
-      ``gpu.link``. It has ``model.layers`` / PP blocks. Nothing of it is hidden.
+    * TP: in each block of this rank, ten times its tokens x width in bfloat16, each a ``gather_seconds`` of
+      TP ranks in one node. It has ``model.layers`` / PP blocks. Nothing of it is hidden.
     * The bubble: the rank waits (PP - 1) / VPP times as long as compute and TP take for one micro-batch.
-    * DP: this rank's part of the parameters (1 / (TP x PP)), six bytes of each, (DP - 1) / DP of it sent over
-      ``network.card``. It hides behind compute and TP of one micro-batch; only what is left counts.
+    * DP: six bytes of each parameter of this rank's part, which is 1 / (TP x PP) of all. It is one
+      ``gather_seconds`` of DP ranks. It hides behind compute and TP of one micro-batch; only what is left
+      counts. Ranks are counted along TP first, then along DP, ``network.node`` of them to a node.
 
     ``layout`` has tp, pp, dp and chunks, which is VPP, and ``layout.micro_batches(sequences)``.
     """
     # solution: begin
-    tokens = sequences * model.context
-    computing = per_token(model, CAUSAL) * tokens / layout.ranks / (gpu.peak * gpu.gemm)
-    sent = 10 * (layout.tp - 1) / layout.tp * (tokens / layout.dp) * model.width * 2
-    busy = computing + sent * model.layers / layout.pp / gpu.link
+    tokens = sequences * model.context / layout.dp
+    computing = per_token(model, CAUSAL) * tokens / (layout.tp * layout.pp) / (gpu.peak * gpu.gemm)
+    rows = tokens * model.width * 2
+    over_tp = 10 * gather_seconds(rows, layout.tp, layout.tp, gpu, network) * model.layers / layout.pp
+    busy = computing + over_tp
     micro_batch = busy / layout.micro_batches(sequences)
     waiting = micro_batch * (layout.pp - 1) / layout.chunks
     part = model.parameters() / (layout.tp * layout.pp)
-    reducing = 6 * part * (layout.dp - 1) / layout.dp / network.card
+    near = min(layout.dp, network.node // layout.tp)
+    reducing = gather_seconds(6 * part, layout.dp, near, gpu, network)
     return busy + waiting + max(0.0, reducing - micro_batch)
     # solution: end
 
