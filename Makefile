@@ -5,11 +5,11 @@ $(if $(filter-out oldest newest,$(TORCH)),$(error TORCH is oldest or newest, not
 ifeq ($(TORCH),oldest)
 VENV := .venv-oldest-torch
 VERSIONS := .ci/oldest-torch.txt
-PACKAGES := -r $(VERSIONS) -e ".[test]"
+PACKAGES := -r $(VERSIONS) -e ".[test]" -e ./rank_tools
 else
 VENV := .venv
 VERSIONS := .ci/constraints.txt
-PACKAGES := -c $(VERSIONS) -e ".[course,test]"
+PACKAGES := -c $(VERSIONS) -e ".[course,test]" -e ./rank_tools
 endif
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
@@ -42,7 +42,7 @@ help:
 	@echo "  make test-all  make test, and all that it leaves out"
 	@echo "make clean removes what make installed and built; answers and runs/ stay"
 
-$(DONE): pyproject.toml $(VERSIONS)
+$(DONE): pyproject.toml rank_tools/pyproject.toml $(VERSIONS)
 	@$(SET_UP) $(PACKAGES)
 
 $(SITE): $(DONE)
@@ -67,17 +67,17 @@ test-all: test more
 
 # What make test leaves out.
 more: $(DONE) $(SITE) $(OLDEST)/.installed
-	@$(BIN)/python -m pytest tests -m "slow or author" $(SIDE_BY_SIDE) --durations=20
+	@$(BIN)/python -m pytest tests rank_tools -m "slow or author" $(SIDE_BY_SIDE) --durations=20
 
 # What readers copy; with TORCH=oldest on the oldest torch that it is for.
 copied: $(DONE)
-	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py tests/test_doctor.py
+	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py rank_tools/tests/test_doctor.py
 
 run: $(DONE)
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
 
 check: $(DONE)
-	@$(BIN)/python -m pytest -q tests -m "not slow" $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest -q tests rank_tools -m "not slow" $(SIDE_BY_SIDE)
 
 sync: $(DONE)
 	@$(BIN)/python -m shared.tools.sync

@@ -149,6 +149,9 @@ def main(mark: Path, arguments: list) -> None:
     if python:
         make(venv, log, python)
     log.write_text("")
+    if list(venv.glob("lib/python*/site-packages/rank_by_rank-*.dist-info/entry_points.txt")):
+        # Of 2.0.0, which owned the commands that rank_tools brings now, and would take them along.
+        run([own, "-m", "pip", "uninstall", "--yes", "rank-by-rank"], log)
     pip = [own, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     if index and torch:
         run([*pip, "--no-deps", "--index-url", index, *torch], log)

@@ -39,7 +39,7 @@ COMMANDS = (
     Source("26", "A doctor for any script", "    rank-doctor"),
     Source("10", "The checklist", "Give it the paths of your own scripts"),
     Source("10", "The checklist", "| exit code |"),
-    Source("28", "A plan for Llama 3 405B", "!python -m shared.planner"),
+    Source("28", "A plan for Llama 3 405B", "!python -m rank_tools.planner"),
 )
 VARIABLES = (
     Source("01", "The thirteen variables", "RANK ", columns=("name", "first rank", "last rank", "meaning")),

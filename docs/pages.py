@@ -11,7 +11,7 @@ import nbformat
 
 from docs.cheat_sheet import cheat_sheet
 from docs.passages import fenced
-from shared.lesson_10 import diffs
+from shared.tools import diffs
 from shared.tools.course import part_of
 from shared.tools.folding import is_folded
 from shared.tools.lessons import HEADER, ROOT, WRITEFILE, Lesson, read_lessons

@@ -24,10 +24,7 @@ def start_rank(index: int, world_size: int, port: int, stays_s: float) -> None:
     mine = {
         "RANK": index,
         "LOCAL_RANK": index,
-        "GROUP_RANK": 0,
         "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-        "GROUP_WORLD_SIZE": 1,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }

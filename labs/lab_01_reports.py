@@ -72,11 +72,10 @@ def my_report() -> dict:
         "rank": me["RANK"],
         "local_rank": me["LOCAL_RANK"],
         "world_size": me["WORLD_SIZE"],
-        "local_world_size": me["LOCAL_WORLD_SIZE"],
-        "node": me["GROUP_RANK"],
-        "nodes": me["GROUP_WORLD_SIZE"],
+        "local_world_size": int(os.environ["LOCAL_WORLD_SIZE"]),
+        "node": int(os.environ["GROUP_RANK"]),
+        "nodes": int(os.environ["GROUP_WORLD_SIZE"]),
         "pid": os.getpid(),
-        "parent": os.getppid(),
         "variables": {name: os.environ.get(name) for name in DOCUMENTED},
     }
 

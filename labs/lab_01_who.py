@@ -11,18 +11,30 @@ import sys
 import torch
 import torch.distributed as dist
 
-NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def who_am_i() -> dict[str, int]:
-    """The numbers that torchrun gave this process, under the names of their variables."""
+    """The numbers that the launcher gave this process, under the names of their variables."""
     return {name: int(os.environ[name]) for name in NUMBERS}
 
 
+def nodes_of(everyone: list[dict[str, int]]) -> list[int]:
+    """The node of each rank, by rank: ranks are counted node by node, on each node from local rank 0."""
+    nodes: list[int] = []
+    node = -1
+    for process in everyone:
+        if process["LOCAL_RANK"] == 0:
+            node += 1
+        nodes.append(node)
+    return nodes
+
+
 def rank_by_counting(me: dict[str, int], everyone: list[dict[str, int]]) -> int:
-    """My rank as it should be: the number of processes on all nodes before mine, plus my local rank."""
-    before = [other for other in everyone if other["GROUP_RANK"] < me["GROUP_RANK"]]
-    return len(before) + me["LOCAL_RANK"]
+    """My rank as it should be: an offset, the number of processes on all nodes before, plus my local rank."""
+    nodes = nodes_of(everyone)
+    offset = sum(node < nodes[me["RANK"]] for node in nodes)
+    return offset + me["LOCAL_RANK"]
 
 
 def setup() -> torch.device:
@@ -60,11 +72,10 @@ def main() -> None:
     assert me["RANK"] == dist.get_rank(), f"RANK is {me['RANK']}, the group says {dist.get_rank()}"
     assert me["RANK"] == rank_by_counting(me, everyone), f"counting does not give rank {me['RANK']}"
     if dist.get_rank() == 0:
-        for process in everyone:
+        for process, node in zip(everyone, nodes_of(everyone), strict=True):
+            local_rank = process["LOCAL_RANK"]
             print(
-                f"rank {process['RANK']} of {process['WORLD_SIZE']}: "
-                f"local rank {process['LOCAL_RANK']} of {process['LOCAL_WORLD_SIZE']} "
-                f"on node {process['GROUP_RANK']} of {process['GROUP_WORLD_SIZE']}"
+                f"rank {process['RANK']} of {process['WORLD_SIZE']}: local rank {local_rank} on node {node}"
             )
 
     dist.barrier()  # no rank leaves while another one still talks to it

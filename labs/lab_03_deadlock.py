@@ -4,7 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_deadlock.py
 Written by:  notebooks/03_point_to_point.ipynb
 """
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,14 +16,15 @@ from shared.comm.p2p import sendrecv
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.parity import assert_equal
+
+SEND_FIRST, RECEIVE_FIRST = ("send", "recv"), ("recv", "send")
 
 
 @dataclass(frozen=True)
 class Config:
-    numel: int = 2_000_000  # 8 MB, so that a message takes long enough to be drawn
+    sizes: tuple[int, ...] = (1, 1_000_000)  # 4 bytes and 4 MB
     timeout_s: float = 3.0  # the default of a gloo group is 30 minutes
 
 
@@ -38,19 +39,22 @@ class Shift:
     mail: dist.ProcessGroup
 
 
-def in_two_calls(task: Shift, send_first: bool, events: list[dict]) -> None:
-    """``send`` and ``recv``, in this order or the other; note when each began and ended."""
-    order = ["send", "recv"] if send_first else ["recv", "send"]
-    for what in order:
-        peer = task.right if what == "send" else task.left
-        event = {"what": what, "peer": peer, "begin": time.monotonic()}
-        try:
-            if what == "send":
-                dist.send(task.outgoing, peer, group=task.mail)
-            else:
-                dist.recv(task.incoming, peer, group=task.mail)
-        finally:
-            events.append(event | {"end": time.monotonic()})
+def new_shift(numel: int, timeout_s: float) -> Shift:
+    """A task in a group of its own: after a timeout the connections of a group are unusable. Collective."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    outgoing = torch.full((numel,), float(rank))
+    return Shift(outgoing, torch.empty(numel), (rank + 1) % n, (rank - 1) % n, mail)
+
+
+def in_two_calls(task: Shift, order: tuple[str, str], begun: list[str]) -> None:
+    """``send`` and ``recv``, in this order; note each in ``begun`` before it begins."""
+    for call in order:
+        begun.append(call)
+        if call == "send":
+            dist.send(task.outgoing, task.right, group=task.mail)
+        else:
+            dist.recv(task.incoming, task.left, group=task.mail)
 
 
 def by_isend(task: Shift) -> None:
@@ -72,67 +76,67 @@ def by_batch(task: Shift, send_first: bool) -> None:
         work.wait()
 
 
+def assert_stuck(task: Shift) -> None:
+    """All ranks send first, and no rank gets as far as ``recv``."""
+    begun: list[str] = []
+    dist.barrier()
+    try:
+        in_two_calls(task, SEND_FIRST, begun)
+    except RuntimeError as error:
+        # The first rank to give up closes its connections, and the others may hear of that instead.
+        if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
+            raise
+    else:
+        raise CourseError("there was to be a deadlock, but the messages arrived")
+    assert begun == ["send"], f"a rank got beyond send: {begun}"
+
+
+def replayed(name: str, way: Callable, task: Shift, cfg: Config) -> list[str]:
+    """Let all ranks go this way over gloo, check what arrives; return what nccl's rules say to the calls."""
+    task.incoming.fill_(-1.0)
+    with watch_for_nccl() as log:
+        way(task)
+    size = 4 * max(cfg.sizes)
+    if log.counts() != {"send": 1, "recv": 1} or log.bytes("send") != size:
+        raise CourseError(f"{name}: one message of {size:,} bytes was to go out: {log.calls}")
+    assert_equal(name, task.incoming, torch.full_like(task.incoming, task.left), 0.0)
+    by_rank: list = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, log.issued)
+    return [line.split(",")[0] for line in verdict(by_rank)]
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         rank, n = group.rank, group.world_size
-        right, left = (rank + 1) % n, (rank - 1) % n
-        events: dict[str, list[dict]] = {}
-        stuck_there: dict[str, list[str]] = {}
+        for numel in cfg.sizes:
+            task = new_shift(numel, cfg.timeout_s)
+            assert_stuck(task)
+        sizes = " and with ".join(f"{numel:,}" for numel in cfg.sizes)
+        print_in_rank_order(f"stuck in send until rank {task.right} receives, with {sizes} numbers")
 
-        def shift(timeout_s: float) -> Shift:
-            mail = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-            return Shift(torch.full((cfg.numel,), float(rank)), torch.empty(cfg.numel), right, left, mail)
-
-        # A group of its own for the deadlock: after a timeout its connections are unusable.
-        stuck = shift(cfg.timeout_s)
-        stuck_in: list[dict] = []
-        events["everyone sends first"] = stuck_in
-        dist.barrier()
-        try:
-            in_two_calls(stuck, True, stuck_in)
-        except RuntimeError as error:
-            # The first rank to give up closes its connections, and the others may hear of that instead.
-            if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
-                raise
-        else:
-            raise CourseError("there was to be a deadlock, but the messages arrived")
-        assert [event["what"] for event in stuck_in] == ["send"], "nobody got as far as recv"
-        print_in_rank_order(f"stuck in send: I waited for rank {right} to receive")
-
-        task = shift(20)
-        expected = torch.full((cfg.numel,), float(left))
         ways = {
-            "rank 0 receives first": lambda log: in_two_calls(task, rank != 0, log),
-            "even ranks send first": lambda log: in_two_calls(task, rank % 2 == 0, log),
-            "isend": lambda log: by_isend(task),
-            "batch, send listed first": lambda log: by_batch(task, send_first=True),
-            "batch, recv listed first": lambda log: by_batch(task, send_first=False),
+            "rank 0 receives first": lambda task: in_two_calls(
+                task, RECEIVE_FIRST if rank == 0 else SEND_FIRST, []
+            ),
+            "even ranks send first": lambda task: in_two_calls(
+                task, SEND_FIRST if rank % 2 == 0 else RECEIVE_FIRST, []
+            ),
+            "isend, then recv": by_isend,
+            "batch, send listed first": lambda task: by_batch(task, send_first=True),
+            "batch, recv listed first": lambda task: by_batch(task, send_first=False),
         }
-        for name, way in ways.items():
-            task.incoming.fill_(-1.0)
-            with watch_for_nccl() as log:
-                way([])
-            if log.counts() != {"send": 1, "recv": 1} or log.bytes("send") != 4 * cfg.numel:
-                raise CourseError(
-                    f"{name}: one message of {4 * cfg.numel:,} bytes was to go out: {log.calls}"
-                )
-            assert_equal(name, task.incoming, expected, 0.0)
-            by_rank: list = [None] * n
-            dist.all_gather_object(by_rank, log.issued)
-            stuck_there[name] = [line.split(",")[0] for line in verdict(by_rank)]
-            on_nccl = "the messages move" if not stuck_there[name] else "; ".join(stuck_there[name])
-            print_on_rank_0(f"{name}: each rank has its left neighbour's tensor. On nccl: {on_nccl}")
-            events[name] = []
-            dist.barrier()
-            way(events[name])  # once more without the record, for the chart
+        task = new_shift(max(cfg.sizes), 20)
         waits = [f"hangs: rank {r} in send to rank {(r + 1) % n}" for r in range(n)]
-        if stuck_there != {name: waits if name == "isend" else [] for name in ways}:
-            raise CourseError(f"nccl was to wait in the second cure alone: {stuck_there}")
-        incoming = torch.empty(cfg.numel, device=group.device)
-        sendrecv(task.outgoing.to(group.device), right, incoming, left)
-        assert_equal("sendrecv", incoming.cpu(), expected, 0.0)
-        print_on_rank_0("sendrecv: the same")
-        record_results("lab_03_deadlock", {"events": events})
+        print_on_rank_0(f"{'':28}{'run on gloo':14}replayed by nccl's rules")
+        for name, way in ways.items():
+            found = replayed(name, way, task, cfg)
+            if found != (waits if way is by_isend else []):
+                raise CourseError(f"{name}: by nccl's rules, isend alone was to hang; found {found}")
+            print_on_rank_0(f"{name:28}{'arrives':14}{f'{n} ranks stuck in send' if found else 'moves'}")
+        incoming = torch.empty_like(task.incoming, device=group.device)
+        sendrecv(task.outgoing.to(group.device), task.right, incoming, task.left)
+        assert_equal("sendrecv", incoming.cpu(), torch.full_like(task.incoming, task.left), 0.0)
+        print_on_rank_0(f"{'sendrecv':28}arrives")
 
 
 if __name__ == "__main__":

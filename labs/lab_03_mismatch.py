@@ -65,7 +65,7 @@ def main(cfg: Config) -> None:
         if group.rank == 0:
             dist.send(torch.ones(cfg.too_large), 1, group=mail)
         elif group.rank == 1:
-            print(f"[rank 1] a smaller box: {cfg.too_large} numbers come, {cfg.room} have room")
+            print(f"[rank 1] a smaller box: {cfg.too_large} numbers arrive; the box holds {cfg.room}")
             dist.recv(torch.zeros(cfg.room), 0, group=mail)  # no exception: the process is aborted here
             raise CourseError("a message larger than its box was to be noticed")
 

@@ -1,10 +1,11 @@
-"""Each collective rebuilt from single messages: equal to torch's in every group, each byte counted.
+"""Each collective rebuilt from single messages, and from other collectives: equal to torch's in every group.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_by_hand.py
 Written by:  notebooks/04_collectives.ipynb
 """
 
 import os
+import pickle
 import socket
 import struct
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from shared.comm.kernel import wire_bytes
 from shared.comm.p2p import sendrecv
 from shared.comm.record import record
-from shared.runtime.group import process_group
+from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -139,14 +140,98 @@ def measure(by_hand: Callable, ranks: list[int], pg: dist.ProcessGroup, x: torch
         x = x[: len(x) // len(ranks)]
     with record() as log:
         ours = by_hand(x.clone(), ranks)
-    by_torch = getattr(lab_04_collectives, name)
+    collective = getattr(lab_04_collectives, name)
     before = on_the_wire(pg)
-    theirs = by_torch(x.clone(), pg)
+    theirs = collective(x.clone(), pg)
     after = on_the_wire(pg)
     both_empty = ours is None and theirs is None
     assert both_empty or torch.equal(ours, theirs), f"{name} over ranks {ranks} differs"
     wire = [now - then for then, now in zip(before, after, strict=True)]
     return {"sent": log.bytes("send"), "received": log.bytes("recv"), "wire": max(wire)}
+
+
+IDENTITIES = (
+    ("all_reduce", ("reduce", "broadcast")),
+    ("all_reduce", ("reduce_scatter", "all_gather")),
+    ("all_reduce", ("all_gather", "sum_here")),
+    ("all_gather", ("gather", "broadcast")),
+    ("broadcast", ("scatter", "all_gather")),
+    ("reduce_scatter", ("reduce", "scatter")),
+    ("reduce_scatter", ("all_to_all", "sum_here")),
+    ("nothing", ("all_to_all", "all_to_all")),
+)
+
+
+def by_torch(name: str, x: torch.Tensor, pg: dist.ProcessGroup) -> torch.Tensor:
+    """Torch's collective, or a step without communication; NaN where torch promises nothing."""
+    n = dist.get_world_size(pg)
+    if name == "nothing":
+        return x
+    if name == "sum_here":
+        return x.view(n, -1).sum(0)
+    result = getattr(lab_04_collectives, name)(x.clone(), pg)
+    if result is not None:
+        return result
+    numel = n * len(x) if name == "gather" else len(x)
+    return x.new_full((numel,), torch.nan)
+
+
+def holds(left: str, right: tuple[str, ...], pg: dist.ProcessGroup, x: torch.Tensor) -> bool:
+    """Whether ``left``, and the steps of ``right`` one after another, leave the same on this rank."""
+    expected = by_torch(left, x, pg)
+    for name in right:
+        x = by_torch(name, x, pg)
+    return torch.equal(x, expected)
+
+
+def send_object(thing: object, to: int, group: Group) -> None:
+    """Two messages: the size, then the bytes. The receiver cannot know the size beforehand."""
+    data = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8).to(group.device)
+    dist.send(torch.tensor([len(data)], device=group.device), to)
+    dist.send(data, to)
+
+
+def receive_object(source: int, group: Group) -> object:
+    """Unpickling can run any code: receive only from ranks that you trust."""
+    size = torch.empty(1, dtype=torch.int64, device=group.device)
+    dist.recv(size, source)
+    data = torch.empty(int(size), dtype=torch.uint8, device=group.device)
+    dist.recv(data, source)
+    return pickle.loads(bytes(data.tolist()))
+
+
+def scatter_objects(things: list | None, group: Group) -> object:
+    """Rank 0's object for me. With the same object n times it is a broadcast."""
+    if group.rank > 0:
+        return receive_object(0, group)
+    for other in range(1, group.world_size):
+        send_object(things[other], other, group)
+    return things[0]
+
+
+def gather_objects(thing: object, group: Group) -> list | None:
+    """The objects of all, on rank 0; None elsewhere."""
+    if group.rank > 0:
+        send_object(thing, 0, group)
+        return None
+    return [thing] + [receive_object(other, group) for other in range(1, group.world_size)]
+
+
+def assert_objects(group: Group) -> None:
+    """Objects by hand equal those of torch."""
+    n, rank = group.world_size, group.rank
+    mine = {"rank": rank, "seen": list(range(rank))}  # their pickles differ in length
+    gathered = gather_objects(mine, group)
+    everywhere = scatter_objects([gathered] * n, group)  # gather, then broadcast
+    expected = [None] * n
+    dist.all_gather_object(expected, mine)
+    assert everywhere == expected, f"gathered by hand {everywhere}, by torch {expected}"
+
+    one_for_each = [{"for": r} for r in range(n)]
+    scattered = scatter_objects(one_for_each, group)
+    received = [None]
+    dist.scatter_object_list(received, one_for_each if rank == 0 else None, src=0)
+    assert scattered == received[0], f"scattered by hand {scattered}, by torch {received[0]}"
 
 
 def groups_of(n: int) -> list[list[int]]:
@@ -163,13 +248,22 @@ def main() -> None:
     with process_group(timeout_s=20, smallest=2) as group:
         # Whole numbers, so that sums are exact; 210,000 of them divide by every number of ranks up to 8.
         x = torch.randint(1000, (210_000,), device=group.device).double()
+        few = x[:840]
         rows = {}
         for ranks in groups_of(group.world_size):
-            pg = dist.new_group(ranks)  # called by all, also by those who stay outside
+            pg = dist.new_group(ranks)  # called by all, including ranks outside the group
             if group.rank in ranks:
                 rows[str(ranks)] = {call.__name__: measure(call, ranks, pg, x) for call in BY_HAND}
+                for left, right in IDENTITIES:
+                    assert holds(left, right, pg, few), f"over ranks {ranks}, {left} is not {right}"
             dist.barrier()
             print_on_rank_0(f"ranks {ranks}: {len(BY_HAND)} collectives by hand equal torch's")
+        one_alone = holds("nothing", ("all_to_all",), dist.group.WORLD, few)
+        assert not one_alone, "one all_to_all changes nothing: the comparison lets anything pass"
+        for left, right in IDENTITIES:
+            print_on_rank_0(f"{left:14} = {', '.join(right)}")
+        assert_objects(group)
+        print_on_rank_0("objects from single messages equal torch's")
         record_results("lab_04_by_hand", {"whole": x.nbytes, "groups": rows})
 
 

@@ -1,4 +1,4 @@
-"""Kill labs/lab_10_train.py at every moment of a save, start it again, and compare it with an unbroken run.
+"""Kill labs/lab_10_train.py at every moment of a save and between saves; compare with an unbroken run.
 
 Run it:      python labs/lab_11_kill_train.py
 Written by:  notebooks/11_checkpoints.ipynb
@@ -9,7 +9,10 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -83,6 +86,29 @@ def load_few_images(cfg: Config) -> None:
     lab_10_train.digits = lambda: few
 
 
+# {moment between saves: the newest checkpoint then}
+BETWEEN_SAVES = {("train_step", 8): BEFORE, ("train_step", 15): KILLED, ("evaluate", 1): NEXT}
+
+
+def watch_training(moments: Moments) -> None:
+    """Let the process die before a step or an evaluation, too, if that is its moment to die."""
+    seen: Counter[str] = Counter()
+
+    def watched(name: str, function: Callable) -> Callable:
+        def wrapper(*args, **options) -> object:
+            seen[name] += 1
+            if moments.kill_at == (name, seen[name]):
+                while not (moments.folder / BETWEEN_SAVES[moments.kill_at]).is_dir():
+                    time.sleep(0.01)  # a thread is saving it
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **options)
+
+        return wrapper
+
+    lab_10_train.Trainer.train_step = watched("train_step", lab_10_train.Trainer.train_step)
+    lab_10_train.evaluate = watched("evaluate", lab_10_train.evaluate)
+
+
 def be_rank(rank: int, ranks: int, port: int, arguments: list[str], moments: Moments, log: Path) -> NoReturn:
     """In a fork: be this rank of the script, as torchrun starts it, and end with its exit code."""
     code = 1
@@ -95,6 +121,7 @@ def be_rank(rank: int, ranks: int, port: int, arguments: list[str], moments: Mom
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
             os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
         moments.watch()
+        watch_training(moments)
         code = lab_10_train.main(arguments)
         log.with_suffix(f".{rank}.json").write_text(json.dumps(moments.seen))
     except BaseException:
@@ -229,13 +256,16 @@ def in_one_order(moments: list[Moment]) -> list[Moment]:
 
 
 def cases_of(seen: list[Moment]) -> list[Case]:
-    """A kill of one process at every moment; then some of one rank of two, which three or one go on from."""
+    """A kill of one process at every moment; some of one rank of two, which three or one go on from."""
     cases = [Case((f"rename {BEFORE}", 1), NONE)]  # the first save of all
     newest = BEFORE
     for moment in moments_of_one_save(seen):
         cases.append(Case(moment, newest))
         if moment == (f"rename {KILLED}", 1):  # from here on the new one counts
             newest = KILLED
+    cases += [Case(moment, newest) for moment, newest in BETWEEN_SAVES.items()]
+    for moment, newest in BETWEEN_SAVES.items():
+        cases.append(Case(moment, newest, ranks=2, victim=1))
     of_rank_1 = f"{KILLED}.part/__1_0.distcp"
     cases.append(Case((f"open {of_rank_1}", 1), BEFORE, ranks=2, victim=1, ranks_then=3))
     cases.append(Case((f"write {of_rank_1}", 50), BEFORE, ranks=2, victim=1, ranks_then=1))

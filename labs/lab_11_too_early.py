@@ -1,4 +1,4 @@
-"""What a missing barrier, a missing map_location and the wrapper's names do to a checkpoint.
+"""What a missing barrier and a missing map_location do to a checkpoint.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_too_early.py
 Written by:  notebooks/11_checkpoints.ipynb
@@ -115,25 +115,6 @@ def without_map_location(path: Path) -> str:
         return f"fails: {str(error).partition(' but')[0]}"
 
 
-def print_prefix(ddp: DistributedDataParallel) -> None:
-    """Show what the wrapper's names do to a plain model."""
-    state = ddp.state_dict()
-    plain = ConvNet().to(next(ddp.parameters()).device)
-    before = [(name, p.clone()) for name, p in parameters(plain)]
-    print(f"the wrapper's first name is {next(iter(state))}")
-    try:
-        plain.load_state_dict(state)
-    except RuntimeError as error:
-        print(str(error).splitlines()[1].strip()[:46])
-    missing = plain.load_state_dict(state, strict=False).missing_keys
-    assert_all_equal("strict=False", parameters(plain), before, 0.0)
-    print(f"strict=False: no error, {len(missing)} of {len(before)} parameters not loaded")
-    nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")
-    plain.load_state_dict(state)
-    assert_all_equal("without prefix", parameters(plain), parameters(ddp), 0.0)
-    print("without the prefix: loaded, equal")
-
-
 def main(cfg: Config) -> None:
     with process_group(seed=11, timeout_s=20) as group:
         path = results_folder() / f"lab_11_too_early.{group.world_size}.pt"
@@ -148,7 +129,6 @@ def main(cfg: Config) -> None:
                 raise CourseError(f"{so_far}: {outcome}, expected {expected}")
         if group.rank == 0:
             print(f"saved on cuda:0, loaded without map_location: {without_map_location(path)}")
-            print_prefix(ddp)
             path.unlink()
 
 

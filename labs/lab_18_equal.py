@@ -1,4 +1,4 @@
-"""Our sharded optimizer and torch's, beside the plain one after every step; Muon on FSDP2, and what it sends.
+"""torch's sharded optimizer beside the plain one after every step; Muon on FSDP2, and what it sends.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_equal.py
 Written by:  notebooks/18_sharded_optimizer.ipynb
@@ -17,10 +17,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
-from shared.lesson_18.sharded_optimizer import ShardedOptimizer
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.models import AwkwardNet
@@ -33,7 +31,6 @@ class Config:
     steps: int = 4
     tolerance: float = 1e-12  # float64
     bfloat16: float = 0.05  # Muon orthogonalizes in bfloat16
-    bucket_mb: float = 0.005  # a small net, and yet several buckets
 
 
 OPTIMIZERS = {
@@ -61,60 +58,35 @@ def reference(group: Group) -> nn.Module:
     return build(0, group)
 
 
-def compare(name: str, cfg: Config, group: Group) -> dict:
-    """Train four models side by side; all must stay equal. Returns what each way calls in a step."""
+def compare(name: str, cfg: Config, group: Group) -> dict[str, int]:
+    """Train both side by side; they must stay equal. Returns the calls of torch's in the last step."""
     kind, options = OPTIMIZERS[name]
     data = load_images("digits")
     ranks = group.world_size
     alone = reference(group)
     plain = kind(groups_of(alone), **options)
-    nets = {}
-    ours = {}
-    for way, stage in (("ZeRO-1", 1), ("ZeRO-2", 2)):
-        nets[way] = build(group.rank, group)  # seeds differ by rank
-        ours[way] = ShardedOptimizer(groups_of(nets[way]), kind, stage, bucket_mb=cfg.bucket_mb, **options)
-    nets["torch"] = build(group.rank, group)
-    ddp = DistributedDataParallel(nets["torch"], find_unused_parameters=True)  # torch's averages nothing
-    sharded = ours | {"torch": ZeroRedundancyOptimizer(groups_of(nets["torch"]), kind, **options)}
-    made = {}
+    net = build(group.rank, group)  # seeds differ by rank
+    ddp = DistributedDataParallel(net, find_unused_parameters=True)
+    sharded = ZeroRedundancyOptimizer(groups_of(net), kind, **options)
     for step in range(cfg.steps):
-        for optimizer in (plain, *sharded.values()):
+        for optimizer in (plain, sharded):
             optimizer.zero_grad()
             optimizer.param_groups[0]["lr"] = options["lr"] / (1 + step)  # as a scheduler would
         (sum(loss_of(alone, data, r, step) for r in range(ranks)) / ranks).backward()
         plain.step()
-        for way, optimizer in sharded.items():
-            with record() as log:
-                loss_of(ddp if way == "torch" else nets[way], data, group.rank, step).backward()
-                if way == "ZeRO-2":
-                    check_means(optimizer, nets[way], alone, cfg.tolerance)
-                optimizer.step()
-            made[way] = dict(log.counts())
-            what = f"{name}, {way}, step {step}"
-            assert_all_equal(what, parameters(nets[way]), parameters(alone), cfg.tolerance)
-            assert_same_on_every_rank(what, parameters(nets[way]))
+        with record() as log:
+            loss_of(ddp, data, group.rank, step).backward()
+            sharded.step()
+        what = f"{name}, step {step}"
+        assert_all_equal(what, parameters(net), parameters(alone), cfg.tolerance)
+        assert_same_on_every_rank(what, parameters(net))
 
     tensors = len(list(alone.parameters()))
-    buckets = len(ours["ZeRO-2"].buckets)
-    assert made["torch"]["broadcast"] == tensors, "torch sends each parameter by itself"
-    assert made["ZeRO-2"]["reduce"] == buckets, "one reduce for each bucket, in backward"
-    for way, optimizer in sharded.items():
-        optimizer.consolidate_state_dict(to=0)
-        if group.rank == 0:
-            same_state(f"{name}, {way}", optimizer.state_dict(), plain.state_dict(), cfg.tolerance)
-    for way, optimizer in ours.items():
-        optimizer.load_state_dict(plain.state_dict())  # and back, from one process to N ranks
-        assert set(optimizer.state) <= optimizer.mine, way
-    return made
-
-
-def check_means(optimizer: ShardedOptimizer, net: nn.Module, alone: nn.Module, tolerance: float) -> None:
-    """After a backward of stage 2: this rank has the means of its own gradients, and no other gradient."""
-    assert all(p.grad is None for p in net.parameters())
-    assert set(optimizer.mean) <= optimizer.mine
-    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
-        if p in optimizer.mean and q.grad is not None:
-            assert_equal("ZeRO-2 gradient", optimizer.mean[p], q.grad, tolerance)
+    assert log.counts()["broadcast"] == tensors, "each parameter is sent by itself"
+    sharded.consolidate_state_dict(to=0)
+    if group.rank == 0:
+        same_state(name, sharded.state_dict(), plain.state_dict(), cfg.tolerance)
+    return log.counts()
 
 
 def same_state(what: str, ours: dict, plain: dict, tolerance: float) -> None:
@@ -162,15 +134,11 @@ def muon_on_fsdp(cfg: Config, group: Group) -> None:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        made = {}
         for name in OPTIMIZERS:
-            made[name] = compare(name, cfg, group)
-            print_on_rank_0(f"{name}: ours, torch's and the plain one equal after each of {cfg.steps} steps")
-        for way, counted in made["Adam"].items():
-            calls = ", ".join(f"{number} x {name}" for name, number in counted.items())
-            print_on_rank_0(f"Adam, {way}: {calls}")
+            counted = compare(name, cfg, group)
+            calls = ", ".join(f"{number} x {call}" for call, number in counted.items())
+            print_on_rank_0(f"{name}: equal after each of {cfg.steps} steps; a step is {calls}")
         muon_on_fsdp(cfg, group)
-        record_results("lab_18_equal", made)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Written by:  notebooks/28_plan_a_cluster.ipynb
 
 from collections import Counter
 
-from shared.planner import Layout, Plan, Rejected, Training, model_named, propose, stack_named
+from rank_tools.planner import Layout, Plan, Rejected, Training, model_named, propose, stack_named
 from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 from shared.runtime.run import run

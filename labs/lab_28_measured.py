@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from lab_28_rooflines import Machine, all_gather, all_to_all
 
-from shared.planner.hardware import Gpu, Network, gpu_named, seconds
-from shared.planner.published import Row, read
-from shared.planner.step import most_traffic, step_time
+from rank_tools.planner.hardware import Gpu, Network, gpu_named, seconds
+from rank_tools.planner.published import Row, read
+from rank_tools.planner.step import most_traffic, step_time
 from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 from shared.runtime.run import run

@@ -31,7 +31,7 @@ def scratch() -> tempfile.TemporaryDirectory:
 
 
 def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
-    """A reader's environment: ``python`` is this one, ``shared`` that of ``root``, or None: as installed."""
+    """A reader's environment: ``python`` is this one, our packages are ``root``'s, or None: as installed."""
     of_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # the tests themselves are called by make
     unwanted = ("RANK_BY_RANK_RESULTS", "PYTHONPATH", "SHELLOPTS", *of_make)
     kept = {
@@ -42,7 +42,7 @@ def environment(root: Path | None = ROOT, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
     fixed = {"PATH": path, "OMP_NUM_THREADS": "1", "RANK_BY_RANK_DEVICE": "cpu", "TMPDIR": scratch().name}
     if root is not None:
-        fixed["PYTHONPATH"] = str(root)
+        fixed["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "rank_tools")])
     return {**kept, **fixed, **more}
 
 
@@ -79,8 +79,8 @@ def notebook_of(*code: str, markdown: Sequence[str] = ()) -> nbformat.NotebookNo
     return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
 
 
-def pyproject() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+def pyproject(folder: str = "") -> dict:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def requirement_names() -> set[str]:

@@ -1,6 +1,6 @@
 """Rows of lesson 22's table, measured again and held against the planner: calls, bytes, storage.
 
-``test_planner`` runs it on four ranks. The planner knows nothing of these classes: it has the sizes of the
+``test_rank_tools`` runs it on four ranks. The planner knows nothing of these classes: it has the sizes of the
 model and the layout. Where DDP adds up gradients over the ranks of cp, the table says cp and the planner dp.
 """
 
@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
 from lab_22_strategies import Truths, rows_for
 from lab_22_table import prove, summed
 
+from rank_tools.planner import Layout, Model, memory_of, traffic_of
+from rank_tools.planner.stack import FLOAT64, STACKS
+from rank_tools.planner.transformer import Experts, gpt
 from shared.lesson_22.rows import Config
-from shared.planner import Layout, Model, memory_of, traffic_of
-from shared.planner.stack import FLOAT64, STACKS
-from shared.planner.transformer import Experts, gpt
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell
 
 from shared.tools.lessons import cells_of
 from tests.helpers import ROOT, Done, command, notebook_of
 from tests.kernels import run_nbclient, run_papermill
-from tests.mini_course import mini_notebook
 from tests.rules.cells import SET_UP
 
 pytestmark = pytest.mark.slow
@@ -75,23 +73,19 @@ if __name__ == "__main__":
     run(main, sys.argv[1])"""
 
 
-def recording_notebook() -> nbformat.NotebookNode:
-    """A lesson whose lab records a word, which the notebook then loads."""
-    notebook = mini_notebook()
-    notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith("%%writefile")]
-    for code in (
+def test_two_copies_of_a_notebook_run_at_the_same_time(checkout: Path):
+    path = checkout / "notebooks" / "90_small.ipynb"
+    code = (
+        SET_UP,
+        "WORLD_SIZE = 2",
         RECORDING,
         "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs/lab_90_small.py {WORD}",
         "from shared.runtime.results import load_results\n"
         "assert load_results('lab_90_small', WORLD_SIZE) == [{'word': WORD}] * WORLD_SIZE",
-    ):
-        notebook.cells.append(new_code_cell(code))
-    return notebook
-
-
-def test_two_copies_of_a_notebook_run_at_the_same_time(checkout: Path):
-    path = checkout / "notebooks" / "90_small.ipynb"
-    nbformat.write(recording_notebook(), path)
+    )
+    notebook = notebook_of(*code)
+    notebook.cells[1].metadata["tags"] = ["parameters"]
+    nbformat.write(notebook, path)
 
     def run(word: str) -> Done:
         target = checkout / f"{word}.ipynb"

@@ -78,13 +78,3 @@ def test_run_all_stops_at_a_failing_command(lab: tuple[str, str]):
     assert failing.errors == 1
     assert "CalledProcessError: the command above failed with exit code 1" in failing.output
     assert (after.prompt, after.output) == ("[ ]:", "")
-
-
-@pytest.mark.parametrize(
-    ("required", "kind"), [("required", pytest.fail.Exception), ("", pytest.skip.Exception)]
-)
-def test_a_missing_browser_is_told(required: str, kind: type, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("RANK_BY_RANK_BROWSER", required)
-    with pytest.raises(kind, match=MISSING):
-        need_chromium()

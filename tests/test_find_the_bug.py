@@ -15,10 +15,10 @@ from shutil import copy
 import nbformat
 import pytest
 
-from shared.checklist.program import Program
-from shared.checklist.rules import RULES
-from shared.checklist.source import Source
-from shared.lesson_10.diffs import fenced
+from rank_tools.checklist.program import Program
+from rank_tools.checklist.rules import RULES
+from rank_tools.checklist.source import Source
+from shared.tools.diffs import fenced
 from shared.tools.lessons import cells_of
 from tests import planted
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS

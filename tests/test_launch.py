@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared.runtime.children import is_running
-from tests import launch
 from tests.helpers import Done, python, torchrun
-from tests.launch import SERVERS, TIMED_OUT, Job, run_job
+from tests.launch import TIMED_OUT, Job, run_job
 from tests.sleeping_lab import wait_until
 
 pytestmark = [
@@ -149,12 +148,6 @@ def test_a_rank_finds_what_torchrun_gives_it(tmp_path: Path):
     assert by_rank(ours) == by_rank(real)
 
 
-def test_a_script_that_is_no_rank_finds_no_group(tmp_path: Path):
-    code = "import os, sys\nprint([os.environ.get(name) for name in ('RANK', 'MASTER_PORT')], sys.argv[1:])"
-    done = launched(tmp_path, code, ranks=0, arguments=("a",))
-    assert (done.returncode, done.stdout) == (0, "[None, None] ['a']\n")
-
-
 def test_neighbours_share_nothing_by_accident(tmp_path: Path):
     """Otherwise the order of a set would be the same on every rank, and an answer that relies on it right."""
     code = """
@@ -173,24 +166,6 @@ sys.stdout.write(" ".join(map(str, values)) + "\\n")
         assert all(mine != theirs for mine, theirs in zip(rows[rank], rows[rank + 1], strict=True))
     draws = [tuple(values[2:]) for values in rows.values()]
     assert len(set(draws)) == 4
-
-
-def test_a_server_that_dies_is_replaced(tmp_path: Path):
-    launched(tmp_path, GOOD)
-    victim = SERVERS.all[1]._forkserver_pid
-    code = f"""{STARTED}
-(here / f"rank {{rank}}").write_text(str(os.getpid()))
-dist.barrier()
-if rank == 0:
-    os.kill({victim}, signal.SIGKILL)
-time.sleep(600)
-"""
-    done = launched(tmp_path, code)
-    assert done.returncode != 0
-    for rank in range(2):
-        pid = int((tmp_path / f"rank {rank}").read_text(encoding="utf-8"))
-        wait_until(lambda pid=pid: not is_running(pid), "a rank is gone")
-    assert_the_next_job_is_unharmed(tmp_path)
 
 
 def test_no_rank_outlives_pytest(tmp_path: Path):
@@ -216,44 +191,3 @@ if __name__ == "__main__":
     for rank in range(2):
         pid = int((tmp_path / f"rank {rank}").read_text(encoding="utf-8"))
         wait_until(lambda pid=pid: not is_running(pid), "a rank is gone")
-
-
-def test_the_end_of_what_a_job_left_behind_is_no_output(tmp_path: Path):
-    """The library's fork server warns of children that it has not started."""
-    orphan = (
-        "import os, subprocess\nif not os.fork():\n    subprocess.Popen(['sleep', '600'])\n    os._exit(0)"
-    )
-    driver = script(
-        tmp_path,
-        f"""
-from pathlib import Path
-from tests.launch import SERVERS, Job, run_job
-if __name__ == "__main__":
-    job = Path({str(tmp_path / "orphan.py")!r})
-    job.write_text({orphan!r}, encoding="utf-8")
-    for _ in range(2):
-        assert run_job(Job(job, ranks=0)).returncode == 0
-    print(len(SERVERS.all))
-""",
-    )
-    assert python(driver).stdout == "2\n"
-
-
-def test_a_server_with_a_second_thread_does_not_fork(tmp_path: Path):
-    """It would copy locks that the other thread holds."""
-    code = """
-import threading
-from tests import preloaded
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-preloaded.prepare()
-"""
-    done = python(script(tmp_path, code))
-    assert done.returncode == 1
-    assert "2 threads must not fork" in done.stdout
-
-
-def test_elsewhere_the_real_launch_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch, "LINUX", False)
-    monkeypatch.setattr(launch, "SERVERS", None)
-    path = script(tmp_path, "import os; os.write(1, b'alone\\n')")
-    assert [run_job(Job(path, ranks=ranks)).stdout for ranks in (0, 2)] == ["alone\n", "alone\nalone\n"]

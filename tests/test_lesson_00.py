@@ -1,4 +1,4 @@
-"""Lesson 00: the words of its table exist, and torchrun's Root Cause is the first failure *observed*."""
+"""Lesson 00: its words exist, its difference runs, and causes are told from echoes."""
 
 import importlib.util
 import re
@@ -9,8 +9,10 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from shared.lesson_10 import diffs
 from shared.runtime.children import is_running
 from tests.helpers import LESSON_PATHS, ROOT
+from tests.launch import warm_torchrun
 from tests.sleeping_lab import wait_until
 
 LESSONS = {path.name[:2]: path for path in LESSON_PATHS}
@@ -76,3 +78,45 @@ def test_of_several_failures_in_one_look_the_lowest_rank_is_named(both: bool, na
         assert rank == named
     finally:
         processes.close()
+
+
+def cell_with(text: str) -> str:
+    """The source of the one cell of lesson 00 in which ``text`` stands."""
+    (source,) = [cell.source for cell in nbformat.read(LESSONS["00"], 4).cells if text in cell.source]
+    return source
+
+
+@pytest.mark.slow
+def test_the_difference_turns_one_process_into_many(tmp_path: Path):
+    (diff,) = diffs.FENCED.findall(diffs.fenced(cell_with("+dist.all_reduce(total)")))
+    lines = diff.splitlines()
+    before = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+    assert before == cell_with("total = numbers.sum()\nprint(")
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(line[1:] for line in lines if not line.startswith("-")), encoding="utf-8")
+    done = warm_torchrun(script, ranks=3)
+    assert (done.returncode, done.stdout) == (0, "the sum is 1615503\n")
+    assert sum(line.startswith(("+", "-")) for line in lines) == 10
+
+
+GLOO_LATE = "[rank{}]: RuntimeError: [pair.cc:1] Timed out waiting 5000ms for recv operation to complete\n"
+NCCL_LEFT = (
+    "[rank{}]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:1, remote process exited or "
+    "there was a network error, NCCL version 2.29.7\n"
+)
+OWN = "[rank{}]: ValueError: the cause\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (GLOO_LATE.format(0) + GLOO_LATE.format(2), [1]),
+        (NCCL_LEFT.format(0) + OWN.format(1) + NCCL_LEFT.format(2), [1]),
+        (OWN.format(2) + GLOO_LATE.format(0), [2]),
+    ],
+)
+def test_the_cause_is_who_says_more_than_an_echo_or_nothing(log: str, expected: list[int], tmp_path: Path):
+    functions: dict = {"LOG": tmp_path / "log"}
+    functions["LOG"].write_text(log, encoding="utf-8")
+    exec(cell_with("def causes("), functions)
+    assert functions["causes"](functions["LOG"], 3) == expected

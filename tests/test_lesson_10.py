@@ -8,6 +8,7 @@ from torch import nn
 from shared.lesson_10 import diffs
 from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.runtime.errors import InputError
+from shared.tools.diffs import coloured, fenced
 from tests.helpers import ROOT, SCRIPTS
 from tests.launch import Job, run_job, warm_torchrun
 
@@ -40,9 +41,9 @@ def test_a_difference_shows_three_lines_around_a_change_and_where_it_is():
 
 def test_a_fenced_difference_is_coloured_and_can_be_had_back():
     text = "One:\n\n```diff\n a & b\n-if a < b:\n+if a:\n```\n\nTwo.\n"
-    shown = diffs.coloured(text)
+    shown = coloured(text)
     assert '">-if a &lt; b:</span>\n<span style="background-color: ' in shown and "```" not in shown
-    assert diffs.coloured(shown) == shown and diffs.fenced(shown) == text
+    assert coloured(shown) == shown and fenced(shown) == text
     assert diffs.diffs_of(NOTEBOOK) and "```diff" not in NOTEBOOK.read_text(encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.helpers import ROOT, Done, command, environment, torchrun_command
+from tests.helpers import ROOT, Done, command, environment, python, torchrun_command
 from tests.launch import warm_torchrun
 from tests.sleeping_lab import SleepingLab, wait_until
 
@@ -265,8 +265,17 @@ def rank_of(launcher: int) -> int:
     return psutil.Process(launcher).children()[-1].pid
 
 
-@pytest.mark.parametrize("to", ["launcher", "rank"])  # SIGTERM and others: test_lesson_10_kills
-def test_a_signal_leaves_a_complete_checkpoint_and_no_process(to: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("to", "number", "code"),
+    [
+        ("launcher", signal.SIGUSR1, 1),  # torchrun's own, whatever those of its ranks are
+        ("rank", signal.SIGUSR1, 1),
+        ("launcher", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_signal_leaves_a_complete_checkpoint_and_no_process(
+    to: str, number: int, code: int, tmp_path: Path
+):
     folder = tmp_path / "run"
     arguments = ("--epochs", "1000", "--workers", "1", "--save-every", "5", "--checkpoints", folder)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -277,8 +286,8 @@ def test_a_signal_leaves_a_complete_checkpoint_and_no_process(to: str, tmp_path:
         try:
             wait_until(lambda: any(folder.glob("step_*[0-9]")), "the first checkpoint is there")
             target = launcher.pid if to == "launcher" else rank_of(launcher.pid)
-            os.kill(target, signal.SIGUSR1)
-            assert launcher.wait(60) == 1  # torchrun's own, whatever those of its ranks are
+            os.kill(target, number)
+            assert launcher.wait(60) == code
             wait_until(lambda: not lab.processes(), "no process is left")
         finally:
             lab.end()
@@ -287,8 +296,9 @@ def test_a_signal_leaves_a_complete_checkpoint_and_no_process(to: str, tmp_path:
     assert (folder / newest / ".metadata").is_file()
 
 
-def test_the_exit_code_tells_that_a_run_can_go_on(tmp_path: Path):
-    """SIGUSR1 while it trains: it saves the step that it has done, which no --save-every would."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_the_exit_code_tells_that_a_run_can_go_on(number: int, tmp_path: Path):
+    """A signal while it trains: it saves the step that it has done, which no --save-every would."""
     folder = tmp_path / "run"
     arguments = ["--epochs", "1000", "--save-every", "10", "--checkpoints", str(folder)]
     with subprocess.Popen(
@@ -296,11 +306,33 @@ def test_the_exit_code_tells_that_a_run_can_go_on(tmp_path: Path):
     ) as run:
         try:
             wait_until(lambda: any(folder.glob("step_*[0-9]")), "the first checkpoint is there")
-            run.send_signal(signal.SIGUSR1)
+            run.send_signal(number)
             assert run.wait(60) == SAVED_AND_LEFT
         finally:
             run.kill()
     assert len(complete(folder)) == 2
+
+
+SIGNAL_IN_EVALUATION = """
+import os, signal, sys, lab_10_train
+
+def evaluate(*arguments, real=lab_10_train.evaluate):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*arguments)
+
+lab_10_train.evaluate = evaluate
+sys.exit(lab_10_train.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_ends_the_evaluation_and_the_next_run_makes_it(tmp_path: Path):
+    arguments = ("--epochs=1", f"--checkpoints={tmp_path / 'run'}")
+    stopped = python("-c", SIGNAL_IN_EVALUATION, *arguments, cwd=TRAIN.parent)
+    assert stopped.returncode == SAVED_AND_LEFT
+    assert [line for line in lines_of(stopped) if "epoch" in line] == []
+    again = python(TRAIN, *arguments)
+    assert again.returncode == 0
+    assert [line["epoch"] for line in lines_of(again) if "epoch" in line] == [1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -f in units of 1,024 bytes")

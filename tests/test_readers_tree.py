@@ -22,7 +22,7 @@ from tests.kernels import run_papermill
 
 pytestmark = pytest.mark.slow
 
-SOLVED = ("00_shares", "03_in_turn", "06_uneven_average", "10_mend", "28_plan")
+SOLVED = ("00_shares", "03_exchange", "06_uneven_average", "10_mend", "28_plan")
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs"}
 LESSON = "notebooks/00_start_here.ipynb"
 NOTE = "# my own note, keep it"

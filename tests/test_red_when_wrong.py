@@ -23,9 +23,9 @@ from tests.rules.cells import SET_UP
 pytestmark = pytest.mark.slow
 
 TORCHRUN = "!torchrun --standalone --nproc-per-node=2"
-TOLD = "[rank 1] RuntimeError: this rank was told to fail"
+TOLD = "[rank 1] RuntimeError: rank 1 is the cause"
 FAILING = {
-    "lab": f"{TORCHRUN} ../labs/lab_00_fails.py",
+    "lab": f"{TORCHRUN} ../tests/scripts/one_rank_ends.py exception",
     "false": "!false",
     "code": "!python -c 'raise SystemExit(3)'",
     "pipe": "!false | cat",

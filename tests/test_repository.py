@@ -29,6 +29,7 @@ def strangers(text: str) -> set[str]:
 
 def test_the_version_is_told_once():
     version = pyproject()["project"]["version"]
+    assert pyproject("rank_tools")["project"]["version"] == version
     citation = yaml.safe_load(read("CITATION.cff"))
     assert citation["version"] == version
     newest = re.search(r"^## (\S+) – (\S+)$", read("CHANGELOG.md"), re.MULTILINE)
@@ -59,7 +60,10 @@ def test_make_takes_no_other_torch():
 def test_oldest_torch_gets_an_environment_of_its_own():
     done = command("make", "-n", "-B", "setup", "TORCH=oldest")
     assert done.returncode == 0
-    assert '.ci/set_up.py .venv-oldest-torch/.installed -r .ci/oldest-torch.txt -e ".[test]"' in done.stdout
+    assert (
+        '.ci/set_up.py .venv-oldest-torch/.installed -r .ci/oldest-torch.txt -e ".[test]" -e ./rank_tools'
+        in done.stdout
+    )
 
 
 def test_the_dev_container_is_set_up_by_make():
@@ -90,7 +94,7 @@ def missing_lines(command_line: str, shown: list[str]) -> list[str]:
     """Those of the lines that the command of one of our tools does not print."""
     program, *arguments = command_line.split()
     module = {"rank-check": "checklist", "rank-doctor": "doctor", "rank-plan": "planner"}[Path(program).name]
-    printed = python("-m", f"shared.{module}", *arguments).stdout.splitlines()
+    printed = python("-m", f"rank_tools.{module}", *arguments).stdout.splitlines()
     return [line for line in shown if line not in printed]
 
 
@@ -113,5 +117,12 @@ def test_what_the_readme_shows_is_what_a_tool_prints(tool: str):
 def test_the_layout_that_is_told_is_that_of_the_course():
     layout = read("notebooks/using.md").partition("## Layout")[2]
     places = re.findall(r"^\| `([\w/]+/)`", layout, re.MULTILINE) + re.findall(r"`(tests/\w+/)`", layout)
-    assert {"notebooks/", "labs/", "labs/exercises/NN_name/", "shared/", "tests/rules/"} <= set(places)
+    assert {
+        "notebooks/",
+        "labs/",
+        "labs/exercises/NN_name/",
+        "shared/",
+        "rank_tools/",
+        "tests/rules/",
+    } <= set(places)
     assert [place for place in places if not list(ROOT.glob(place.replace("NN_name", "*")))] == []

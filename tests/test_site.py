@@ -20,8 +20,6 @@ from tests.rules import tell
 
 DESKTOP = {"width": 1400, "height": 1000}
 PHONE = {"width": 390, "height": 844}
-PAGE = "<!doctype html><html><head><title>A page</title>{head}</head><body>{body}</body></html>"
-TOCTREE = "\n```{toctree}\nother\n```\n"
 
 
 def need(is_there: bool, what: str) -> None:
@@ -187,59 +185,6 @@ def test_search_finds_sections_with_an_excerpt_from_files(site: Path, chromium: 
     page.goto(f"{(site / 'search.html').as_uri()}?q=zzzz")
     assert page.locator("#search-results").inner_text() == "No section has “zzzz”."
     page.close()
-
-
-# Faults are noticed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "builder", "expected"),
-    [
-        ("[here](#A-page) [there](other.md#Another-page)", "html", ""),
-        ("[x](missing.md)", "html", "missing.md"),
-        ("[x](other.md#Nowhere)", "html", "Nowhere"),
-        ("[x](#Nowhere)", "html", "Nowhere"),
-        ("![a picture](missing.png)", "html", "missing.png"),
-        ("[x](http://127.0.0.1:9/)", "html", ""),
-        ("[x](http://127.0.0.1:9/)", "linkcheck", "http://127.0.0.1:9/"),
-    ],
-)
-def test_sphinx_notices_a_link_that_leads_nowhere(text: str, builder: str, expected: str, tmp_path: Path):
-    need(importlib.util.find_spec("sphinx") is not None, "Sphinx (`make site` installs it)")
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    (pages / "index.md").write_text(f"# A page\n\n{text}\n{TOCTREE}", encoding="utf-8")
-    (pages / "other.md").write_text("# Another page\n", encoding="utf-8")
-    code = "import sys; from pathlib import Path; from docs.build import run_sphinx as run; "
-    code += "sys.exit(run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))"
-    done = python("-c", code, pages, tmp_path, builder)
-    assert bool(done.returncode) == bool(expected), done.stdout
-    assert expected in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("head", "body", "expected"),
-    [
-        ("", "<p>Nothing is wrong.</p>", ""),
-        (
-            "<script src='https://elsewhere.invalid/a.js'></script>",
-            "",
-            "asks for https://elsewhere.invalid/a.js",
-        ),
-        ("", "<script>fetch('https://elsewhere.invalid/b')</script>", "asks for https://elsewhere.invalid/b"),
-        ("", "<script>console.error('oh')</script>", "complains: oh"),
-        ("", "<script>undefined_function()</script>", "undefined_function is not defined"),
-        ("", "<p style='width: 500px'>wide</p>", "pixels too wide for a phone"),
-        ("", "<p style='width: 1500px'>wide</p>", "pixels too wide for a desktop"),
-    ],
-)
-def test_a_browser_notices(head: str, body: str, expected: str, tmp_path: Path, chromium: Browser):
-    (tmp_path / "page.html").write_text(PAGE.format(head=head, body=body), encoding="utf-8")
-    problems = look_at(chromium, tmp_path / "page.html").problems("page.html")
-    assert bool(problems) == bool(expected)
-    assert expected in "\n".join(problems)
 
 
 # How pages are put together

@@ -8,12 +8,11 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from shared.runtime.stubs import stub_of
-from shared.tools import lessons
 from shared.tools.lessons import Lesson, imported_modules, inputs_digest
 from shared.tools.refresh import is_fresh
-from tests.helpers import ROOT, python
-from tests.mini_course import make_course, mini_notebook, write_lesson
+from tests.helpers import python
 from tests.test_red_when_wrong import NO_WORDS
+from tests.test_sync import make_course, mini_notebook, write_lesson
 
 TORCHRUN = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs"
 
@@ -78,20 +77,6 @@ def test_a_lesson_is_fresh_while_its_digest_is_that_of_its_run(course: Path):
     assert not is_fresh(lesson, course)
 
 
-def test_a_lesson_tells_its_labs_and_exercises(course: Path):
-    lesson = lesson_of(course)
-    assert (lesson.number, lesson.labs) == ("90", ["labs/lab_90_small.py"])
-    assert lesson.exercises == ["labs/exercises/90_small/exercise.py"]
-    assert lesson.header["title"] == "A small lesson"
-    assert lesson.header["gpu"] == "not needed"
-
-
-def test_a_shell_line_may_be_continued(course: Path):
-    continued = "!echo \\\n  --an-option\nfrom shared.training import data"
-    lesson = lesson_of(course, lambda notebook: notebook.cells.append(new_code_cell(continued)))
-    assert inputs_digest(lesson, course)
-
-
 def test_imports_are_found_in_each_form():
     source = (
         "import shared.a, os\nfrom shared import b\nfrom shared.c import d\nfrom .f import g\nimport torch\n"
@@ -113,12 +98,6 @@ def test_a_stub_may_be_what_was_found():
     solution = "a\n# solution: begin\nb\n# solution: found\n# if c:\n#     d  # note\n# solution: end\ne\n"
     assert stub_of(solution) == "a\nif c:\n    d  # note\ne\n"
     assert stub_of("a\n    # solution: begin\n    b\n    # solution: found\n    # solution: end\n") == "a\n"
-
-
-def test_lessons_are_read_in_order(tmp_path: Path):
-    root = make_course(tmp_path / "course", "92", "07", "15")
-    assert [lesson.number for lesson in lessons.read_lessons(root)] == ["07", "15", "92"]
-    assert lessons.ROOT == ROOT
 
 
 @pytest.mark.slow

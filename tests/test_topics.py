@@ -47,7 +47,3 @@ def test_each_topic_leads_to_sections_and_to_something_that_runs():
         if not (sections and all(sections) and runs):
             dead.append(f"topic {number} leads to nothing that runs")
     tell(dead)
-
-
-def test_a_heading_that_is_not_there_leads_nowhere():
-    assert section("08_ddp.ipynb", "No-such-heading") == []

@@ -22,7 +22,7 @@ from shared.runtime.ports import HERE, free_port
 from shared.runtime.results import ROOT
 from shared.runtime.run import die_with_launcher, run
 
-SCRIPT = str(ROOT / "labs" / "lab_02_five_ways.py")  # any script: none of its ranks will start
+SCRIPT = str(ROOT / "labs" / "lab_02_ways.py")  # any script: none of its ranks will start
 NOWHERE = "no-such-host.invalid"  # RFC 6761: no name below .invalid is ever given out
 
 

@@ -2,17 +2,15 @@
 
 import difflib
 import re
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
 
 import nbformat
 
 from shared.runtime.errors import InputError
 
-FENCED = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COLOURED = re.compile(r'^<pre class="diff">\n(.*?)^</pre>$', re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r'^<pre class="diff">\n(.*?)^</pre>$', re.MULTILINE | re.DOTALL)  # as sync writes it
 SPAN = re.compile(r"</?span[^>]*>")
-BACKGROUNDS = {"-": "rgba(179, 84, 34, 0.2)", "+": "rgba(43, 122, 61, 0.2)"}
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@.*")
 HEADING = re.compile(r"(?:class|def) \w+")
 CONTEXT = 3  # lines around each change, as ``diff -u`` and ``git diff`` show
@@ -66,18 +64,9 @@ def diffs_of(path: Path) -> list[str]:
     diffs = []
     for cell in nbformat.read(path, 4).cells:
         if cell.cell_type == "markdown":
-            diffs += [diff for diff in FENCED.findall(fenced(cell.source)) if diff.startswith("@@ ")]
+            shown = [unescape(SPAN.sub("", block)) for block in SHOWN.findall(cell.source)]
+            diffs += [diff for diff in shown if diff.startswith("@@ ")]
     return diffs
-
-
-def coloured(markdown: str) -> str:
-    """The same text with its fenced diffs as HTML: JupyterLab gives the lines of a fence no colours."""
-    return FENCED.sub(lambda match: f'<pre class="diff">\n{_joined(_shown(match[1]))}</pre>', markdown)
-
-
-def fenced(markdown: str) -> str:
-    """The text that ``coloured`` was given."""
-    return COLOURED.sub(lambda match: f"```diff\n{unescape(SPAN.sub('', match[1]))}```", markdown)
 
 
 def versions(first: str, diffs: list[str]) -> list[str]:
@@ -95,15 +84,6 @@ def _heading_above(lines: list[str], number: int) -> str:
         if heading:
             return heading[0]
     return ""
-
-
-def _shown(diff: str) -> list[str]:
-    lines = []
-    for line in diff.splitlines():
-        text = escape(line, quote=False)
-        background = BACKGROUNDS.get(line[:1])
-        lines.append(f'<span style="background-color: {background}">{text}</span>' if background else text)
-    return lines
 
 
 def _joined(lines: list[str]) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from shared.lesson_26 import starting, training, waiting, wrong
+from shared.lesson_26 import divided, hidden, starting, training, waiting, wrong
 from shared.lesson_26.sourced import SOURCED
 from shared.lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 from shared.runtime.errors import CourseError, InputError
@@ -18,7 +18,7 @@ from shared.runtime.group import read_environment
 from shared.runtime.results import ROOT
 from shared.runtime.run import run
 
-CASES = [case for part in (waiting, starting, training, wrong) for case in part.CASES]
+CASES = [case for part in (waiting, starting, training, divided, hidden, wrong) for case in part.CASES]
 NOTEBOOKS = ROOT / "notebooks"
 ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
@@ -27,16 +27,27 @@ TITLES = {
     WRONG: "No error, but something is wrong",
 }
 FIRST = {
-    HANG: f"After half an hour gloo ends such a job with `{ON_GLOO}`; over nccl it is `Watchdog caught "
-    "collective operation timeout`, after 10 minutes. The text is the same for all of them. What tells them "
-    "apart is where the ranks stand, which `rank-doctor` or `py-spy dump` says.",
-    ERROR: "The first error counts: those of the other ranks are echoes.",
+    HANG: "Where does each rank stand? [`rank-doctor`](tools.md) says it of any job that it starts, "
+    "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
+    "([lesson 26](26_when_it_hangs.ipynb)). The text is the same for all hangs: after half an hour gloo "
+    f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`.",
+    ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. So is "
+    "`exitcode: -15`, by which torchrun ends the ranks that are left.",
     WRONG: "Right and wrong numbers of each case are printed by `python -m shared.lesson_26.gallery CASE`.",
 }
 INTRODUCTION = (
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
     "its case on two ranks, broken and cured, and compare the message; or *from a source*, which is linked. "
     "Words: [the glossary](glossary.md)."
+)
+ON_GPUS = (
+    "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
+    "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
+    "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU. All-reduces "
+    "of 10 and of 1,000 numbers: one rank ended, the other hung. Of 1,000,000 and 3,000,000: both ended, one "
+    "with wrong sums. Of float32 and bfloat16: one ended with wrong sums and the other hung, or both hung. A "
+    "broadcast here, an all-reduce there: one ended, the other hung. "
+    "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
 )
 COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
 
@@ -71,11 +82,11 @@ def table_of(rows: list[dict[str, str]]) -> str:
             cells = [seen(row), row["did"], row["cause"], row["cure"]]
             cells += [link_to(row["lesson"]), as_code(row["name"])]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Not run here: GPUs, containers, clusters", ""]
+    lines += ["", "## On GPUs, in containers, on clusters", "", ON_GPUS, ""]
     lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
     for failure in sorted(SOURCED, key=lambda failure: failure.see.lower()):
         cells = [
-            as_code(failure.see),
+            as_code(failure.see) + " †" * failure.seen,
             failure.why,
             failure.cure,
             link_to(failure.lesson),

@@ -1,8 +1,17 @@
-"""Failures that need a GPU, a container or a cluster: they were not run here, and each has its source."""
+"""Failures that need a GPU, a container or a cluster: each has its source.
+
+Those with ``seen`` we have also seen ourselves, on the GPU that the page names.
+"""
 
 from dataclasses import dataclass
 
 TORCH = "https://github.com/pytorch/pytorch/issues"
+NCCL = "https://github.com/NVIDIA/nccl/issues"
+NCCL_TESTS = "https://github.com/NVIDIA/nccl-tests/issues"
+C10D = "https://github.com/pytorch/pytorch/blob/0323141fed065e2d6dbdaab41c93ea979ce8004e/torch/csrc/distributed/c10d"
+GUIDE = "https://docs.nvidia.com/deeplearning/nccl/archives/nccl_2262/user-guide/docs/_sources"
+XID = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+ML_ENGINEERING = "https://github.com/stas00/ml-engineering/blob/15de338c6411c943fc083f7365017c1547acf9af"
 
 
 @dataclass(frozen=True)
@@ -13,74 +22,196 @@ class Sourced:
     lesson: str
     name: str
     url: str
+    seen: bool = False
 
 
 SOURCED = [
     Sourced(
-        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=..., OpType=ALLREDUCE, ..., "
-        "Timeout(ms)=600000) ran for 600013 milliseconds before timing out",
-        "a rank has not made that call: `last enqueued` is larger on the ranks that wait",
-        "find that rank, as in the first table; a longer time-out hides it",
-        "26",
-        "pytorch #118369",
-        f"{TORCH}/118369",
+        see="Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, ..., "
+        "Timeout(ms)=15000) ran for 15084 milliseconds before timing out",
+        why="a rank has not made that call: `last enqueued` is larger on the ranks that wait, and one"
+        " of those speaks; it ends with `exitcode: -6`",
+        cure="find the rank that is missing: the first table, or RAS and `torchfrtrace` of lesson 26; "
+        "a longer time-out hides it",
+        lesson="26",
+        name="pytorch #118369",
+        url=f"{TORCH}/118369",
+        seen=True,
     ),
     Sourced(
-        "DataLoader worker (pid N) is killed by signal: Bus error. It is possible that dataloader's workers "
-        "are out of shared memory",
-        "workers hand batches over in `/dev/shm`, and a container has 64 MB of it",
-        "`docker run --ipc=host` or `--shm-size=8g`; fewer workers",
-        "27",
-        "pytorch #5040",
-        f"{TORCH}/5040",
+        see="ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in "
+        "monitoring enqueued collectives",
+        why="the watchdog itself is stuck in a CUDA call, such as when another thread holds the GIL in one",
+        cure="`py-spy dump --native` of that process; raise `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` only if"
+        " the wait is meant",
+        lesson="26",
+        name="pytorch #115888",
+        url=f"{TORCH}/115888",
     ),
     Sourced(
-        "ncclInvalidUsage ... Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
-        "two ranks use one GPU: no `set_device`, or more ranks than GPUs",
-        "`torch.cuda.set_device(LOCAL_RANK)` first; `--nproc-per-node` of the GPUs there",
-        "10",
-        "Megatron-LM #661",
-        "https://github.com/NVIDIA/Megatron-LM/issues/661",
+        see="ncclInvalidUsage: This usually reflects invalid usage of NCCL library. Last error: "
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60",
+        why="two ranks use one GPU: no `set_device`, more ranks than GPUs, or a LOCAL_RANK that is "
+        "lost or taken `% device_count()`",
+        cure="`torch.cuda.set_device(LOCAL_RANK)` first; `--nproc-per-node` of the GPUs there",
+        lesson="10",
+        name="Megatron-LM #661",
+        url="https://github.com/NVIDIA/Megatron-LM/issues/661",
+        seen=True,
     ),
     Sourced(
-        "[c10d] The client socket cannot be initialized to connect to [host]:29500 (errno: 97 - Address "
-        "family not supported by protocol)",
-        "a warning: this machine has no IPv6, and torch goes on with IPv4",
-        "none needed; if it hangs after it, the cause is another one",
-        "02",
-        "pytorch #94286",
-        f"{TORCH}/94286",
+        see="ncclSystemError: System call (e.g. socket, malloc) or external library call failed or "
+        "device error.",
+        why="something outside nccl failed: an interface, pinned memory, `/dev/shm`; the lines after "
+        "`Last error:` say what",
+        cure="`NCCL_DEBUG=WARN`, then the first `NCCL WARN` in time; in a container `--shm-size=1g "
+        "--ulimit memlock=-1`",
+        lesson="27",
+        name="NCCL 2.26, troubleshooting",
+        url=f"{GUIDE}/troubleshooting.rst.txt",
     ),
     Sourced(
-        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=... cgroup",
-        "the job has used more memory of the host than it asked Slurm for",
-        "`--mem`; fewer loaders' workers; one copy of the data per machine",
-        "27",
-        "OSC, out of memory",
-        "https://www.osc.edu/documentation/knowledge_base/out_of_memory_oom_or_excessive_memory_usage",
+        see="NCCL WARN Error while creating shared memory segment /dev/shm/nccl-WU88OE (size "
+        "9637888), error: No space left on device (28)",
+        why="`/dev/shm` is full; a container has 64 MB of it, and dead jobs leave files there",
+        cure="`docker run --shm-size=1g`; under Kubernetes a volume with `medium: Memory`; delete "
+        "`/dev/shm/nccl-*` of dead jobs",
+        lesson="27",
+        name="nccl #525",
+        url=f"{NCCL}/525",
     ),
     Sourced(
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...",
-        "what a GPU holds is larger than it; on rank 0 alone: all ranks have loaded a checkpoint to GPU 0",
-        "lesson 28 counts it; `torch.load(..., map_location='cpu')` and `set_device`",
-        "28",
-        "CUDA memory",
-        "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+        see="ncclRemoteError: A call failed possibly due to a network error or a remote process "
+        "exiting prematurely.",
+        why="an echo: the rank at the other end has gone, or its network has",
+        cure="the first error in time, on the other machines; then their `dmesg -T`",
+        lesson="26",
+        name="torch, NCCLUtils.cpp",
+        url=f"{C10D}/NCCLUtils.cpp",
     ),
     Sourced(
-        "Cannot re-initialize CUDA in forked subprocess",
-        "CUDA was used before a fork, such as in a notebook or before a DataLoader's workers",
-        "start ranks by torchrun; `spawn` for processes of your own",
-        "01",
-        "torch.multiprocessing",
-        "https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing",
+        see="unhandled cuda error (run with NCCL_DEBUG=INFO for details) ... ncclUnhandledCudaError: "
+        "Call to CUDA function failed.",
+        why="a CUDA call in nccl failed; `Cuda failure '...'` below it has the cause, such as `out of"
+        " memory`, an earlier fault of the process, or nccl built for another CUDA",
+        cure="look that text up; compare the versions of driver, CUDA and nccl on all machines",
+        lesson="27",
+        name="nccl-tests #6",
+        url=f"{NCCL_TESTS}/6",
     ),
     Sourced(
-        "use_libuv was requested but PyTorch was built without libuv support",
-        "some builds for Windows",
-        "`USE_LIBUV=0`, or WSL",
-        "02",
-        "pytorch #139990",
-        f"{TORCH}/139990",
+        see="CUDA error: device-side assert triggered",
+        why="a label, a token or a position is out of range; all later CUDA calls of this process "
+        "fail with the same text, nccl's too",
+        cure="the first line `Assertion ... failed` names the kernel, such as `nll_loss`: a label; "
+        "then that batch on a CPU, or `CUDA_LAUNCH_BLOCKING=1`",
+        lesson="26",
+        name="pytorch #17425",
+        url=f"{TORCH}/17425",
+        seen=True,
+    ),
+    Sourced(
+        see="CUDA error: an illegal memory access was encountered",
+        why="a kernel has left its memory, mostly by a fault of the program (Xid 31); the stack is "
+        "that of a later call, often of nccl's watchdog",
+        cure="`CUDA_LAUNCH_BLOCKING=1` for the line; `compute-sanitizer --tool memcheck` for the kernel",
+        lesson="26",
+        name="NVIDIA, Xid 31",
+        url=XID,
+    ),
+    Sourced(
+        see="CUDA error: uncorrectable ECC error encountered",
+        why="the GPU's memory has failed (Xid 48, 94 or 95)",
+        cure="`nvidia-smi -q`, its ECC counts; reset this GPU, leave the machine out, go on from the "
+        "checkpoint",
+        lesson="26",
+        name="ml-engineering, debug",
+        url=f"{ML_ENGINEERING}/compute/accelerator/nvidia/debug.md",
+    ),
+    Sourced(
+        see="NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.",
+        why="the driver, in `dmesg`: this GPU has failed; the number says how",
+        cure="`dmesg -T` on the machine of the first failed rank; the table of lesson 26 has the numbers",
+        lesson="26",
+        name="NVIDIA, Xid catalog",
+        url=XID,
+    ),
+    Sourced(
+        see="NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out",
+        why="two network cards do not reach each other: a dead link, rails that are not joined, on "
+        "RoCE a wrong GID",
+        cure="`ib_write_bw` between these two machines; `NCCL_CROSS_NIC=0` on rails; `NCCL_IB_GID_INDEX`",
+        lesson="27",
+        name="nccl #2013",
+        url=f"{NCCL}/2013",
+    ),
+    Sourced(
+        see="NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        why="the job may lock too little memory",
+        cure="`ulimit -l` must say `unlimited` in the job itself, not only in your shell",
+        lesson="27",
+        name="nccl-tests #206",
+        url=f"{NCCL_TESTS}/206",
+    ),
+    Sourced(
+        see="NCCL WARN NET/IB : Got completion from peer ... with status=12 opcode=1 len=0 vendor err 129",
+        why="no answer in time: at the start, the two cards cannot talk; later, a bad link or a dead machine",
+        cure="`ib_write_bw`, the counters of the link; a larger `NCCL_IB_TIMEOUT` helps if the link is"
+        " only bad",
+        lesson="27",
+        name="nccl #902",
+        url=f"{NCCL}/902",
+    ),
+    Sourced(
+        see="DataLoader worker (pid N) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory",
+        why="workers hand batches over in `/dev/shm`, and a container has 64 MB of it",
+        cure="`docker run --ipc=host` or `--shm-size=8g`; fewer workers",
+        lesson="27",
+        name="pytorch #5040",
+        url=f"{TORCH}/5040",
+    ),
+    Sourced(
+        see="[c10d] The client socket cannot be initialized to connect to [host]:29500 (errno: 97 - "
+        "Address family not supported by protocol)",
+        why="a warning: this machine has no IPv6, and torch goes on with IPv4",
+        cure="none needed; if it hangs after it, the cause is another one",
+        lesson="02",
+        name="pytorch #94286",
+        url=f"{TORCH}/94286",
+    ),
+    Sourced(
+        see="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=... cgroup",
+        why="the job has used more memory of the host than it asked Slurm for",
+        cure="`--mem`; fewer loaders' workers; one copy of the data per machine",
+        lesson="27",
+        name="OSC, out of memory",
+        url="https://www.osc.edu/documentation/knowledge_base/out_of_memory_oom_or_excessive_memory_usage",
+    ),
+    Sourced(
+        see="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...",
+        why="what a GPU holds is larger than it; on rank 0 alone: all ranks have loaded a checkpoint "
+        "to GPU 0",
+        cure="lesson 28 counts it; `torch.load(..., map_location='cpu')` and `set_device`",
+        lesson="28",
+        name="CUDA memory",
+        url="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+        seen=True,
+    ),
+    Sourced(
+        see="Cannot re-initialize CUDA in forked subprocess",
+        why="CUDA was used before a fork, such as in a notebook or before a DataLoader's workers",
+        cure="start ranks by torchrun; `spawn` for processes of your own",
+        lesson="01",
+        name="torch.multiprocessing",
+        url="https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing",
+    ),
+    Sourced(
+        see="use_libuv was requested but PyTorch was built without libuv support",
+        why="some builds for Windows",
+        cure="`USE_LIBUV=0`, or WSL",
+        lesson="02",
+        name="pytorch #139990",
+        url=f"{TORCH}/139990",
     ),
 ]

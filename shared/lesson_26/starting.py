@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
@@ -33,7 +32,7 @@ SHORT = timedelta(seconds=1)
     ERROR,
     says={0: "Default process group has not been initialized"},
     right="^2 ranks$",
-    did="a collective or `get_world_size()` without a group",
+    did="called a collective or `get_world_size()` without a group",
     cause="`init_process_group` was not called, or the group is destroyed already",
     cure="call it first; in code that also runs alone, ask `dist.is_initialized()`",
     lesson="02",
@@ -49,7 +48,7 @@ def no_group(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "environment variable RANK expected, but not set"},
     right="^2 ranks$",
-    did="`python train.py` in place of `torchrun train.py`",
+    did="started `python train.py` in place of `torchrun train.py`",
     cause="nobody has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
     cure="start it by torchrun",
     lesson="01",
@@ -67,7 +66,7 @@ def started_by_python(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "trying to initialize the default process group twice"},
     right="^2 ranks$",
-    did="`init_process_group` a second time, such as a cell that is run again",
+    did="called `init_process_group` a second time, such as by running a cell again",
     cause="a process has one default group",
     cure="`destroy_process_group()` before, or ask `dist.is_initialized()`",
     lesson="02",
@@ -87,7 +86,7 @@ if not torch.cuda.is_available():
         ERROR,
         says={0: "requires at least one CUDA device"},
         right="^gloo$",
-        did="nccl on a machine without a GPU",
+        did="asked for nccl on a machine without a GPU",
         cause="nccl talks between GPUs only; some builds of torch lack it altogether",
         cure="pick the backend by the device",
         lesson="02",
@@ -103,7 +102,7 @@ if not torch.cuda.is_available():
     ERROR,
     says={0: "The server socket has failed to listen on any local network address.*EADDRINUSE"},
     right="^listens$",
-    did="two jobs on one machine, or a leftover of the last one, with the same port",
+    did="started a job with the port of another one, or of a leftover of the last one",
     cause="the port of the store is taken, 29500 by default",
     cure="`torchrun --standalone`, or port 0",
     lesson="02",
@@ -122,7 +121,7 @@ def port_is_taken(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Unable to find address for: nosuch0"},
     right="^2 ranks$",
-    did="GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that is not there",
+    did="named an interface in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME that is not there",
     cause="set for another machine",
     cure="a name that `ip addr` shows; often it need not be set",
     lesson="02",
@@ -140,7 +139,7 @@ def unknown_interface(rank: int, cured: bool) -> str:
     ERROR,
     says={0: r"client socket has timed out .* trying to connect to \(no-such-host.invalid"},
     right="^2 ranks$",
-    did="MASTER_ADDR is a name that this machine cannot resolve",
+    did="set MASTER_ADDR to a name that this machine cannot resolve",
     cause="it is known on another network, or misspelt",
     cure="the address that rank 0's machine has, as a number",
     lesson="02",
@@ -159,7 +158,7 @@ def unknown_host(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Gloo connectFullMesh failed"},
     right="^2 ranks$",
-    did="`init_method='file://...'`, and the file is that of an earlier run",
+    did="used `init_method='file://...'` with the file of an earlier run",
     cause="a crash leaves the file behind, with addresses of ranks that are gone",
     cure="a fresh file for each run",
     lesson="02",
@@ -201,7 +200,7 @@ def crash_after_meeting(rank: int, path: os.PathLike) -> None:
     ERROR,
     says={0: "error_file: <N/A>"},
     right="^the summary names the cause$",
-    did="a worker failed, and the launcher's summary does not say why",
+    did="read the launcher's summary alone after a worker failed",
     cause="the summary knows the exit code only",
     cure="read the first traceback above it; `@record` brings it into the summary",
     lesson="00",
@@ -240,7 +239,7 @@ def fails() -> None:
     right="^found$",
     symptom="`AttributeError: Can't get attribute 'train' on <module '__main__'`; "
     "from Python 3.14 on `module '__main__' has no attribute 'train'`",
-    did="`mp.spawn` or a DataLoader worker with a function that was typed into a notebook",
+    did="gave `mp.spawn` or a DataLoader's worker a function typed into a notebook",
     cause="the new process imports the module by name, and a notebook is no file",
     cure="`%%writefile` and torchrun; a module for the function",
     lesson="00",
@@ -266,7 +265,7 @@ def function_of_a_notebook(rank: int, cured: bool) -> str:
     says={0: "^(AttributeError|PicklingError): .*<lambda>"},
     right="^pickled$",
     symptom="`Can't pickle local object ...<lambda>`; in Python 3.13 `Can't get local object ...<lambda>`",
-    did="`mp.spawn(lambda rank: ...)`, or a lambda sent by RPC",
+    did="gave a lambda to `mp.spawn`, or sent one by RPC",
     cause="a lambda has no name under which another process could find it",
     cure="a function of a module",
     lesson="01",
@@ -285,7 +284,7 @@ def lambda_for_another_process(rank: int, cured: bool) -> str:
     says={0: "^0 ranks ran, exit code 0$"},
     right="^1 ranks ran, exit code 0$",
     symptom="the job ends at once with exit code 0 and has trained nothing",
-    did="`mp.spawn(..., nprocs=torch.cuda.device_count())` on a machine without a GPU",
+    did="called `mp.spawn(..., nprocs=torch.cuda.device_count())` on a machine without a GPU",
     cause="no process is started, and nothing complains",
     cure="assert that the expected ranks have reported",
     lesson="01",
@@ -305,23 +304,9 @@ def report(rank: int, folder: os.PathLike) -> None:
 
 @case(
     ERROR,
-    says={0: "Mesh should not be bigger than default world size 2, but found 4 ranks"},
-    right="^2 ranks$",
-    did="a mesh of more ranks than there are",
-    cause="a plan for another number of GPUs",
-    cure="compute the mesh from the world size",
-    lesson="17",
-)
-def mesh_too_large(rank: int, cured: bool) -> str:
-    mesh = init_device_mesh("cpu", (1, 2) if cured else (2, 2), mesh_dim_names=("replicas", "shards"))
-    return f"{mesh.size()} ranks"
-
-
-@case(
-    ERROR,
     says={0: r"Missing key\(s\) in state_dict: \"weight\", \"bias\""},
     right="<All keys matched successfully>",
-    did="`ddp.state_dict()` saved, loaded into the model without DDP",
+    did="saved `ddp.state_dict()`, and loaded it into the model without DDP",
     cause="each name begins with `module.`",
     cure="save `ddp.module`; or `consume_prefix_in_state_dict_if_present`",
     lesson="11",
@@ -337,7 +322,7 @@ def module_prefix(rank: int, cured: bool) -> str:
     ERROR,
     says={1: r"FileNotFoundError: .* No such file or directory: .*step.pt"},
     right="^step 3$",
-    did="rank 0 saves, and the others load at once",
+    did="saved on rank 0, and loaded on the others at once",
     cause="they are faster than the file",
     cure="write aside and `os.replace`; then a barrier; then load",
     lesson="11",
@@ -356,9 +341,9 @@ def loads_too_early(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Missing key in checkpoint state_dict: head"},
     right="^loaded$",
-    did="`dcp.load` of a model that has got a new layer",
+    did="added a layer before `dcp.load`",
     cause="DCP asks for each key of the new state; `except Exception` does not catch this",
-    cure="load what is there, or `DefaultLoadPlanner(allow_partial_load=True)`",
+    cure="load what is there; `allow_partial_load=True` only for parameters that may begin at random",
     lesson="19",
 )
 def key_missing_in_checkpoint(rank: int, cured: bool) -> str:
@@ -377,7 +362,7 @@ def key_missing_in_checkpoint(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "doesn't match the size of optimizer's group"},
     right="^loaded$",
-    did="an optimizer's state, loaded after the model or its groups have changed",
+    did="loaded an optimizer's state after the model or its groups had changed",
     cause="states are matched by position, not by name",
     cure="the same parameters in the same groups; or state by name: `get_optimizer_state_dict`",
     lesson="11",
@@ -395,7 +380,7 @@ def optimizer_of_another_model(rank: int, cured: bool) -> str:
     says={0: r"^steps made: \[1, 2, 3, 1, 2, 3, 4\]$"},
     right=r"^steps made: \[1, 2, 3, 4\]$",
     symptom="after a restart the step counter begins at one again",
-    did="a restart, by `--max-restarts` or by the queue, and the step counter begins at one",
+    did="let `--max-restarts` or the queue restart a script that saves or reads nothing",
     cause="a restart runs the script from its top; nothing was saved or read",
     cure="save each few steps, and look for a checkpoint first",
     lesson="13",

@@ -32,7 +32,7 @@ class TwoHeads(nn.Module):
     ERROR,
     says={0: "Expected to have finished reduction in the prior iteration before starting a new one"},
     right="^2 steps$",
-    did="a parameter takes no part in the loss",
+    did="left a parameter out of the loss",
     cause="DDP waits for its gradient; the error comes one step late",
     cure="remove or freeze it, or `find_unused_parameters=True`",
     lesson="08",
@@ -48,7 +48,7 @@ def unused_parameter(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Expected to mark a variable ready only once"},
     right="^a step$",
-    did="activation checkpointing with `use_reentrant=True` and `find_unused_parameters=True`",
+    did="checkpointed activations with `use_reentrant=True` and `find_unused_parameters=True`",
     cause="DDP does not see the layer in the graph, marks it as unused, and then its gradient comes",
     cure="`use_reentrant=False`",
     lesson="08",
@@ -71,7 +71,7 @@ def ready_twice(rank: int, cured: bool) -> str:
     ERROR,
     says={1: "appears not to match"},
     right="^built$",
-    did="models of other shapes on the ranks",
+    did="built models of other shapes on the ranks",
     cause="built from what a rank has read, such as its own vocabulary",
     cure="build from what all ranks have",
     lesson="08",
@@ -82,30 +82,13 @@ def other_shapes(rank: int, cured: bool) -> str:
     return "built"
 
 
-@case(
-    ERROR,
-    says={0: "is not needed when a module doesn't have any parameter that requires a gradient"},
-    right="^built$",
-    did="DDP around a frozen model, such as a teacher",
-    cause="there is nothing to reduce",
-    cure="do not wrap it; freeze after wrapping only what still trains",
-    lesson="08",
-)
-def nothing_to_train(rank: int, cured: bool) -> str:
-    model = nn.Linear(2, 2)
-    model.weight.requires_grad_(cured)
-    model.bias.requires_grad_(False)
-    DistributedDataParallel(model)
-    return "built"
-
-
 if not torch.cuda.is_available():
 
     @case(
         ERROR,
         says={0: "SyncBatchNorm layers only work with GPU modules"},
         right="^built$",
-        did="`SyncBatchNorm` on a CPU",
+        did="used `SyncBatchNorm` on a CPU",
         cause="torch's needs a GPU",
         cure="GroupNorm, BatchNorm per rank, or the one that lesson 10 writes",
         lesson="10",
@@ -122,9 +105,11 @@ if not torch.cuda.is_available():
     ERROR,
     says={0: "got mixed torch.Tensor and DTensor"},
     right="^summed$",
-    did="a plain tensor and a parameter of FSDP or tensor parallel in one operation",
+    did="used a plain tensor and a parameter of FSDP or TP in one operation, or clipped both in one call "
+    "(`aten._foreach_norm.Scalar`)",
     cause="the parameter is a DTensor: its operation runs on all ranks",
-    cure="`DTensor.from_local`, `distribute_tensor`, or `to_local()` on purpose",
+    cure="`DTensor.from_local`, `distribute_tensor`, or `to_local()` on purpose; clip each mesh by itself "
+    "(lesson 22)",
     lesson="17",
 )
 def mixed_with_dtensor(rank: int, cured: bool) -> str:
@@ -141,7 +126,7 @@ def mixed_with_dtensor(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "invalid tensor size at index 1"},
     right=r"^\[2, 3\]$",
-    did="`all_gather` of parts of different lengths",
+    did="called `all_gather` with parts of different lengths",
     cause="it needs equal shapes",
     cure="send the lengths, pad, cut; or `all_gather_object`",
     lesson="04",
@@ -164,24 +149,9 @@ def parts_of_other_lengths(rank: int, cured: bool) -> list[int]:
 
 @case(
     ERROR,
-    says={1: "gather_list.*must NOT be specified on non-destination ranks"},
-    right="^gathered$",
-    did="`gather` with a list on all ranks",
-    cause="only the destination receives",
-    cure="the list on `dst`, None elsewhere",
-    lesson="04",
-)
-def a_list_too_many(rank: int, cured: bool) -> str:
-    parts = [torch.zeros(1) for _ in range(2)]
-    dist.gather(torch.ones(1), parts if rank == 0 or not cured else None, dst=0)
-    return "gathered"
-
-
-@case(
-    ERROR,
     says={0: "division by zero"},
     right="^loss 1.0$",
-    did="fewer samples than batch × ranks, with `drop_last=True`",
+    did="had fewer samples than batch × ranks, with `drop_last=True`",
     cause="a loader of length 0: the mean over its batches divides by nothing",
     cure="assert that each rank has a batch",
     lesson="12",
@@ -197,7 +167,7 @@ def no_batch_at_all(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "size mismatch for weight: copying a param with shape"},
     right="^loaded$",
-    did="a checkpoint of two ranks' shards, loaded as if it were whole",
+    did="loaded a rank's shard as if it were the whole checkpoint",
     cause="each file holds a rank's part",
     cure="gather before saving, or DCP, which knows the layout",
     lesson="19",

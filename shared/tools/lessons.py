@@ -23,7 +23,8 @@ OTHER_KINDS = ("sbatch", "yaml")  # of files that a lesson writes beside its lab
 WRITEFILE = re.compile(
     rf"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py|labs/\w+\.(?:{'|'.join(OTHER_KINDS)}))(?:\n|$)"
 )
-RUN_AS_MODULE = re.compile(r"-m (shared(?:\.\w+)*)")
+PACKAGES = {"shared": "", "rank_tools": "rank_tools"}  # {name: the folder in which Python finds it}
+RUN_AS_MODULE = re.compile(rf"-m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
 ANSWER = "/exercise.py"
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
 
@@ -115,8 +116,8 @@ def imported_names(source: str, package: str = "") -> frozenset[str]:
 
 
 def imported_modules(source: str, package: str = "") -> set[str]:
-    """Names of all modules of ``shared`` that Python code may import, such as ``shared.runtime.group``."""
-    return {name for name in imported_names(source, package) if name.split(".")[0] == "shared"}
+    """Names of all modules of ours that Python code may import, such as ``shared.runtime.group``."""
+    return {name for name in imported_names(source, package) if name.split(".")[0] in PACKAGES}
 
 
 def plain_python(cell: str) -> str:
@@ -155,7 +156,7 @@ def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:
 
 def _files_of(module: str, root: Path) -> list[tuple[Path, str]]:
     """(file, its package) of a module; a package also has an ``__init__`` and perhaps a ``__main__``."""
-    path = root / module.replace(".", "/")
+    path = root / PACKAGES[module.partition(".")[0]] / module.replace(".", "/")
     if path.is_dir():
         files = [path / "__init__.py", path / "__main__.py"]
         return [(file, module) for file in files if file.is_file()]

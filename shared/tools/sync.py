@@ -24,11 +24,11 @@ from pathlib import Path
 
 import nbformat
 
-from shared.lesson_10.diffs import coloured
 from shared.runtime.errors import InputError
 from shared.runtime.stubs import stub_of
 from shared.tools import run_tool
 from shared.tools.course import Tables, next_line
+from shared.tools.diffs import coloured
 from shared.tools.folding import fold
 from shared.tools.lessons import (
     ANSWER,

@@ -2,62 +2,73 @@
 
 from tests.planted import Right, Wrong, solved
 
-SHARE_OF = solved("00_shares", "share_of")
+MEAN_OF_ALL = solved("00_shares", "mean_of_all")
 
 ANSWERS = [
     Wrong(
+        what="The mean of the ranks' means: right only if all shares are equally large.",
+        old=("total = mine.sum()", "total / items"),
+        new=("total = mine.mean()", "total / world_size"),
+        told="the mean of 10 items is 38.5, but this rank found",
+    ),
+    Wrong(
+        what="Nobody adds up what the ranks have found.",
+        old=("    dist.all_reduce(total)\n", "total / items"),
+        new=("", "total / len(mine)"),
+        told="that is the mean of this rank's own share",
+    ),
+    Wrong(
+        what="Divides the sum of all by the number of its own items.",
+        old="total / items",
+        new="total / len(mine)",
+        told="the mean of 1797 items is 1077301.7, but this rank found 3231905.0",
+    ),
+    Wrong(
+        what="Every rank reads all items: the mean is right, and nothing is shared.",
+        old=("[rank::world_size]", "    dist.all_reduce(total)\n"),
+        new=("", ""),
+        told="of 1797 items, number 0 was read 3 times",
+    ),
+    Wrong(
+        what="Rank 0 does all the work and tells the others.",
+        old=MEAN_OF_ALL,
+        new="""
+        mine = read(range(items) if dist.get_rank() == 0 else [])
+        total = mine.sum()
+        dist.broadcast(total, src=0)
+        return total / items
+        """,
+        told="of 1797 items, the ranks read [1797, 0, 0]: no rank should read two more than another",
+    ),
+    Wrong(
         what="Items are numbered from 1 here.",
-        old="rank, items",
-        new="rank + 1, items + 1",
-        told="of 1797 items with world size 3, number 1797 was taken, but there is no such item",
+        old="range(items)",
+        new="range(1, items + 1)",
+        told="of 1797 items, number 1797 was read, but there is no such item",
     ),
     Wrong(
-        what="Equal blocks, and nobody takes what is left over.",
-        old=SHARE_OF,
-        new="""
-        size = items // world_size
-        return list(range(rank * size, (rank + 1) * size))
-        """,
-        told="of 1797 items with world size 2, number 1796 is taken by no rank (1 such in all)",
+        what="all_reduce returns nothing; it changes its tensor.",
+        old=("    dist.all_reduce(total)\n", "total / items"),
+        new=("", "dist.all_reduce(total / items)"),
+        told="mean_of_all returned a NoneType, expected a tensor that holds one number",
     ),
     Wrong(
-        what="Every rank does the whole work.",
-        old="rank, items, world_size",
-        new="items",
-        told="of 1797 items with world size 3, number 0 is taken more than once",
-    ),
-    Wrong(
-        what="Counts with a division that gives floats.",
-        old=SHARE_OF,
-        new="""
-        first = (items - rank + world_size - 1) / world_size
-        return [float(rank + step * world_size) for step in range(int(first))]
-        """,
-        told="share_of returned a list whose entry 0 is 0.0, a float: expected whole numbers",
-    ),
-    Wrong(
-        what="The right numbers, but not as a list.",
-        old=SHARE_OF,
-        new="return range(rank, items, world_size)",
-        told="share_of returned a range, expected a list",
-    ),
-    Wrong(
-        what="Blocks rounded up: the last rank gets too little.",
-        old=SHARE_OF,
-        new="""
-        size = -(-items // world_size)
-        return list(range(rank * size, min((rank + 1) * size, items)))
-        """,
-        told="of 1797 items with world size 5, the ranks take [360, 360, 360, 360, 357]",
+        what="Only rank 0 calls all_reduce.",
+        old="    dist.all_reduce(total)\n",
+        new="    if rank == 0:\n        dist.all_reduce(total)\n",
+        told="the mean of 1797 items is 1077301.7, but this rank found",
     ),
     Right(
-        what="Shuffled, with one seed on all ranks, as DistributedSampler does.",
-        old=SHARE_OF,
+        what="Blocks of neighbours; sum and count of each rank travel in one tensor.",
+        old=MEAN_OF_ALL,
         new="""
-        indices = list(range(items))
-        random.Random(0).shuffle(indices)
-        return indices[rank::world_size]
+        rank = dist.get_rank()
+        size, more = divmod(items, dist.get_world_size())
+        first = rank * size + min(rank, more)
+        mine = read(torch.arange(first, first + size + (rank < more)))
+        sum_and_count = torch.stack([mine.sum(), torch.ones_like(mine).sum()])
+        dist.all_reduce(sum_and_count)
+        return (sum_and_count[0] / sum_and_count[1]).item()
         """,
-        below="import random",
     ),
 ]

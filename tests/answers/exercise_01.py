@@ -2,59 +2,91 @@
 
 from tests.planted import Right, Wrong, solved
 
-ROWS = "return [(rank, local, node, len(places)) for rank, (node, local) in enumerate(places)]"
-ALL_RANKS = solved("01_ranks", "all_ranks")
+PROCESSES_OF = solved("01_ranks", "processes_of")
+PORT = 'port = 20000 + int(slurm["SLURM_JOB_ID"]) % 9000'
 
 ANSWERS = [
     Wrong(
-        what="Sorts by address alone.",
-        old="sorted(agents)",
-        new="sorted(agents, key=lambda agent: agent[0])",
-        told="three agents on one machine: entry 1 has local rank 1, expected 0",
+        what="The formula for equal nodes.",
+        old=("for host, size in zip(hosts, sizes, strict=True)", "str(len(processes))"),
+        new=(
+            "for node, (host, size) in enumerate(zip(hosts, sizes, strict=True))",
+            "str(node * size + local_rank)",
+        ),
+        told="3,4: process 3 has RANK '4', expected '3'",
     ),
     Wrong(
-        what="Three numbers for each process.",
-        old=", len(places)",
+        what="The local rank from the rank, as on equal nodes.",
+        old="str(local_rank)",
+        new="str(len(processes) % size)",
+        told="3,4: process 3 has LOCAL_RANK '3', expected '0'",
+    ),
+    Wrong(
+        what="The size of the first node times the number of nodes.",
+        old="str(sum(sizes))",
+        new="str(sizes[0] * len(sizes))",
+        told="3,4: process 0 has WORLD_SIZE '6', expected '7'",
+    ),
+    Wrong(
+        what="Each host waits for itself.",
+        old="hosts[0]",
+        new="host",
+        told="3,4: process 3 has MASTER_ADDR 'node08', expected 'node07'",
+    ),
+    Wrong(
+        what="Does not know what (x2) means.",
+        old=("int(times or 1)", "strict=True"),
+        new=("1", "strict=False"),
+        told="2(x2),1: 3 processes are listed, expected 5",
+    ),
+    Wrong(
+        what="Numbers in place of texts: os.environ refuses them.",
+        old="str(local_rank)",
+        new="local_rank",
+        told="3,4: LOCAL_RANK is 0, of type int; variables are texts",
+    ),
+    Wrong(
+        what="torchrun's default port for every job.",
+        old=PORT,
+        new="port = 29500",
+        told="jobs 4711 and 4712 both get the port 29500: on one node they would meet",
+    ),
+    Wrong(
+        what="The number of the job is the port.",
+        old=PORT,
+        new='port = slurm["SLURM_JOB_ID"]',
+        told="job 12345678 gets the port 12345678, expected a number from 1024 to 65535",
+    ),
+    Wrong(
+        what="Each process takes a port of its own.",
+        old="str(port)",
+        new="str(port + len(processes))",
+        told="the processes of job 4711 get 7 different ports",
+    ),
+    Wrong(
+        what="Leaves the port to torch, which has no default for it.",
+        old='                "MASTER_PORT": str(port),\n',
         new="",
-        told="A with 3 processes, then B with 4: entry 0 holds 3 values, expected rank, local rank",
-    ),
-    Wrong(
-        what="A list for each node instead of one for all.",
-        old=ROWS,
-        new="return [[(i, i, g, sum(sizes)) for i in range(n)] for g, n in enumerate(sizes)]",
-        told="all_ranks returned a list of lists, expected a list of tuples",
-    ),
-    Wrong(
-        what="The numbers as texts, as they stand in the environment.",
-        old="rank, local, node, len(places)",
-        new="str(rank), str(local), str(node), str(len(places))",
-        told="A with 3 processes, then B with 4: entry 0 has rank '0', a str; expected an int",
-    ),
-    Wrong(
-        what="The agent that came first counts first.",
-        old="sorted(agents)",
-        new="agents",
-        told="B with 4 processes, then A with 3: entry 3 has local rank 3, expected 0",
-    ),
-    Wrong(
-        what="Lists the first process of each node only.",
-        old=ROWS,
-        new="return [(sum(sizes[:g]), 0, g, sum(sizes)) for g in range(len(sizes))]",
-        told="A with 3 processes, then B with 4: 2 processes are listed, expected 7",
+        told="job 4711 gets the port None, expected a number from 1024 to 65535",
     ),
     Right(
-        what="Changes the list that it was given; a group rank is the number of agents that sort before.",
-        old=ALL_RANKS,
+        what="Reads the sizes by a pattern, and adds what nobody asked for.",
+        old=PROCESSES_OF,
         new="""
-        agents.sort()
-        world_size = sum(size for _, _, size in agents)
-        found = []
-        for agent in agents:
-            before = [other for other in agents if other[:2] < agent[:2]]
-            offset = sum(size for _, _, size in before)
-            for local in reversed(range(agent[2])):
-                found.append((offset + local, local, len(before), world_size))
-        return sorted(found)
+        processes = []
+        sizes = []
+        for size, times in re.findall(r"(\\d+)(?:\\(x(\\d+)\\))?", slurm["SLURM_TASKS_PER_NODE"]):
+            sizes.extend(int(times or 1) * [int(size)])
+        for node, host in enumerate(hosts):
+            offset = sum(sizes[:node])
+            for rank in range(offset, offset + sizes[node]):
+                numbers = {"RANK": rank, "LOCAL_RANK": rank - offset, "WORLD_SIZE": sum(sizes)}
+                numbers["LOCAL_WORLD_SIZE"] = sizes[node]
+                numbers["MASTER_PORT"] = 1024 + int(slurm["SLURM_JOB_ID"]) % 64000
+                texts = {name: str(number) for name, number in numbers.items()}
+                processes.append((host, {**texts, "MASTER_ADDR": hosts[0]}))
+        return processes
         """,
+        below="import re",
     ),
 ]

@@ -103,10 +103,34 @@ ANSWERS = [
         told="after 5 s meet was still waiting",
     ),
     Wrong(
-        what="get waits as well, but with the store's own timeout, and it names a key.",
+        what="The store's own error, which names keys and no names.",
+        old=WAIT,
+        new="store.wait(names, timeout)",
+        told="12 did not come, and meet raised DistStoreError; expected is TimeoutError",
+    ),
+    Wrong(
+        what="Ignores the timeout: get waits as well, but as long as the store likes.",
         old=WAIT,
         new="",
-        told="12 did not come, and meet raised DistStoreError; expected is TimeoutError",
+        told="meet was still waiting; its timeout was 1 s",
+    ),
+    Wrong(
+        what="Reads the next free rank, then writes the one after it; another process may read in between.",
+        old=(SET, RETURN),
+        new=(
+            """
+            if me == min(names):
+                store.set("next", "0")
+            rank = int(store.get("next"))
+            store.set("next", str(rank + 1))
+            store.set(me, f"{rank} {address}")
+            """,
+            """
+            pairs = sorted(store.get(name).decode().split() for name in names)
+            return rank, [place for _, place in pairs]
+            """,
+        ),
+        told="3 processes took the ranks [0, 0, ",
     ),
     Right(
         what="Looks every few milliseconds until its own deadline, under keys of its own.",

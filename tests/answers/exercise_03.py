@@ -2,122 +2,109 @@
 
 from tests.planted import Right, Wrong, solved
 
-PRINT = "print(text, flush=True)"
-RECEIVE = """
-if rank > 0:
-    dist.recv(token, rank - 1)
+SWAP = solved("03_exchange", "swap")
+EXCHANGE = solved("03_exchange", "exchange")
+LENGTHS = """
+length = torch.tensor([len(outgoing)], device=outgoing.device)
+length_there = torch.empty_like(length)
+swap(length, right, length_there, left)
 """
-SEND = """
-if rank < n - 1:
-    dist.send(token, rank + 1)
-"""
-PRINT_IN_TURN = solved("03_in_turn", "print_in_turn")
 
 ANSWERS = [
     Wrong(
-        what="Prints more than the text.",
-        old="text, flush",
-        new='f"{rank}: {text}", flush',
-        told="'0: [rank 0] my turn' was printed; print text and nothing else",
-    ),
-    Wrong(
-        what="The usual way, with a barrier for each rank.",
-        old=PRINT_IN_TURN,
+        what="All ranks send first.",
+        old=SWAP,
         new="""
-        for turn in range(n):
-            if turn == rank:
-                print(text, flush=True)
-            dist.barrier()
+        dist.send(outgoing, right)
+        dist.recv(incoming, left)
         """,
-        told="a barrier was called; allowed are send and recv",
-    ),
-    Wrong(
-        what="The last rank receives the token and stops.",
-        old=(PRINT, SEND),
-        new=(
-            "",
-            """
-            if rank < n - 1:
-                print(text, flush=True)
-                dist.send(token, rank + 1)
-            """,
-        ),
-        told="the line of rank 2 is missing",
-    ),
-    Wrong(
-        what="Passes the token on first and prints then.",
-        old=(PRINT, SEND),
-        new=(
-            "",
-            """
-            if rank < n - 1:
-                dist.send(token, rank + 1)
-            print(text, flush=True)
-            """,
-        ),
-        told="rank 0 handed the token on before it had printed",
-    ),
-    Wrong(
-        what="Everyone prints at once.",
-        old=PRINT_IN_TURN,
-        new=PRINT,
-        told="the lines came in the order of ranks [0, 2, 1]; 0 messages were sent",
-    ),
-    Wrong(
-        what="All send their texts to rank 0, which prints them in order.",
-        old=PRINT_IN_TURN,
-        new="""
-        letters = torch.tensor(list(text.encode()))
-        if rank > 0:
-            dist.send(letters, 0)
-            return
-        print(text, flush=True)
-        for other in range(1, n):
-            dist.recv(letters, other)
-            print(bytes(letters.tolist()).decode(), flush=True)
-        """,
-        told="rank 0 printed the line of rank 1; each rank prints its own",
-    ),
-    Wrong(
-        what="Every rank waits for the token, and nobody has one to begin with.",
-        old=RECEIVE,
-        new="dist.recv(token, (rank - 1) % n)",
         told="stuck: it waited 10 s for a message that did not come",
     ),
     Wrong(
-        what="Rank 0 tells everybody at once; who prints first is luck.",
-        old=("rank - 1", SEND),
-        new=(
-            "0",
-            """
-            if rank == 0:
-                for other in range(1, n):
-                    dist.send(token, other)
-            """,
-        ),
-        told="rank 0 sent to [1, 2], expected [1]",
+        what="Starts to send, then receives: a cure on gloo alone.",
+        old=SWAP,
+        new="""
+        work = dist.isend(outgoing, right)
+        dist.recv(incoming, left)
+        work.wait()
+        """,
+        told="the result is right on gloo; replayed by nccl's rules, it hangs: rank 0 in send to rank 1",
     ),
     Wrong(
-        what="The last rank hands the token back to rank 0.",
-        old=SEND,
+        what="Receives from whoever comes.",
+        old=SWAP,
         new="""
-        dist.send(token, (rank + 1) % n)
-        if rank == 0:
-            dist.recv(token, n - 1)
+        work = dist.isend(outgoing, right)
+        dist.recv(incoming)
+        work.wait()
         """,
-        told="the lines are in order, but 3 messages were sent; 2 are enough",
+        told="replayed by nccl's rules, it refuses: a receive from any rank",
+    ),
+    Wrong(
+        what="Takes it that all tensors are as long as its own.",
+        old=EXCHANGE,
+        new="""
+        incoming = torch.empty_like(outgoing)
+        swap(outgoing, right, incoming, left)
+        """,
+        told="SIGABRT ended the process",
+    ),
+    Wrong(
+        what="Asks all ranks for their lengths.",
+        old=LENGTHS,
+        new="""
+        lengths = [None] * n
+        dist.all_gather_object(lengths, len(outgoing))
+        length_there = lengths[left]
+        """,
+        told="the result is right, but it comes from all_gather",
+    ),
+    Wrong(
+        what="Pads to a length that is enough for the tensors of this check.",
+        old=EXCHANGE,
+        new="""
+        padded, box = outgoing.new_zeros(100_000), outgoing.new_zeros(100_000)
+        padded[0] = len(outgoing)
+        padded[1 : 1 + len(outgoing)] = outgoing
+        swap(padded, right, box, left)
+        incoming = box[1 : 1 + int(box[0])]
+        """,
+        told="the result is right, but 400,000 bytes were sent for a tensor of 40,000",
+    ),
+    Wrong(
+        what="Sends to the left.",
+        old="right, left = (rank + 1) % n, (rank - 1) % n",
+        new="right, left = (rank - 1) % n, (rank + 1) % n",
+        told="the result is what rank 1 sent; the left neighbour is rank 2",
+    ),
+    Wrong(
+        what="Makes the box of torch's default dtype.",
+        old="outgoing.new_empty(int(length_there))",
+        new="torch.empty(int(length_there))",
+        told="the result is of torch.float32, expected torch.int32",
+    ),
+    Wrong(
+        what="Reads the length before it is there.",
+        old="        work.wait()",
+        new="        pass",
+        told="line 32: incoming = outgoing.new_empty(int(length_there))",
+    ),
+    Wrong(
+        what="Does not wait for the numbers.",
+        old="    swap(outgoing, right, incoming, left)",
+        new="    dist.isend(outgoing, right), dist.irecv(incoming, left)",
+        told="the result is not what rank",
     ),
     Right(
-        what="Writes to stdout itself, takes the token from anyone, and sends by isend and wait.",
-        old=PRINT_IN_TURN,
-        new=r"""
-        if rank:
-            dist.recv(token)
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-        if rank + 1 != n:
-            dist.isend(token, rank + 1, tag=0).wait()
+        what="Every second rank receives first, with tags that agree with the order.",
+        old=SWAP,
+        new="""
+        if dist.get_rank() % 2:
+            dist.recv(incoming, left, tag=7)
+            dist.send(outgoing, right, tag=7)
+        else:
+            dist.send(outgoing, right, tag=7)
+            dist.recv(incoming, left, tag=7)
         """,
-        below="import sys",
     ),
 ]

@@ -5,8 +5,8 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="01_who",
-        old='return len(before) + me["LOCAL_RANK"]',
-        new="return len(before)",
+        old='return offset + me["LOCAL_RANK"]',
+        new="return offset",
         told="counting does not give",
     ),
     Fault(
@@ -18,8 +18,8 @@ FAULTS: list[Fault] = [
     Fault(
         lab="01_launchers",
         old='"LOCAL_RANK": index,',
-        new='"LOCAL_RANK": 0,',
-        told="counting does not give rank 1",
+        new='"LOCAL_RANK": index + 1,',
+        told="counting does not give rank",
         ranks=0,
         launch="python",
         arguments=("2",),
@@ -31,12 +31,5 @@ FAULTS: list[Fault] = [
         told="the ranks of Process left with exit codes [3]",
         ranks=0,
         arguments=("2",),
-    ),
-    Fault(
-        lab="01_options",
-        old='"--max-restarts":',
-        new='"--max-restart":',
-        told="has no option --max-restart any",
-        ranks=0,
     ),
 ]

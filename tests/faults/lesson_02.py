@@ -3,7 +3,7 @@
 from tests.planted import Fault
 
 FAULTS: list[Fault] = [
-    Fault(lab="02_five_ways", old="= dist.get_rank() + 1", new="= 1", told="env://: heard [1, 1]"),
+    Fault(lab="02_ways", old="= dist.get_rank() + 1", new="= 1", told="env://: heard [1, 1]"),
     Fault(
         lab="02_who_waits",
         old="done = requests[-1].end",
@@ -28,11 +28,5 @@ FAULTS: list[Fault] = [
         new='"--nnodes=1"',
         told="other node missing: torchrun said",
         ranks=0,
-    ),
-    Fault(
-        lab="02_backend",
-        old='both if has_gpu else "cpu:gloo"',
-        new="both",
-        told="RuntimeError: nccl2 requires at least one CUDA device",
     ),
 ]

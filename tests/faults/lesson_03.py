@@ -5,10 +5,9 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="03_tags",
-        old="((0, BIAS), (0, WEIGHT), (None, 0)",
-        new="((0, WEIGHT), (0, BIAS), (None, 0)",
-        told="AssertionError: [(0, 1.0), (0, 2.0), (2, 9.0), (0, 3.0)]",
-        ranks=3,
+        old="((BIAS, 2.0), (WEIGHT, 1.0))",
+        new="((WEIGHT, 2.0), (BIAS, 1.0))",
+        told="AssertionError: tag 1 brought 1.0",
     ),
     Fault(
         lab="03_messages",
@@ -31,8 +30,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="03_deadlock",
-        old="in_two_calls(stuck, True, stuck_in)",
-        new="in_two_calls(stuck, rank != 0, stuck_in)",
+        old="in_two_calls(task, SEND_FIRST, begun)",
+        new="in_two_calls(task, SEND_FIRST if task.right else RECEIVE_FIRST, begun)",
         told="there was to be a deadlock, but the messages arrived",
     ),
     Fault(
@@ -40,6 +39,12 @@ FAULTS: list[Fault] = [
         old="dist.P2POp(dist.isend, task.outgoing,",
         new="dist.P2POp(dist.isend, task.incoming,",
         told="batch, send listed first: differs by",
+    ),
+    Fault(
+        lab="03_deadlock",
+        old="lambda task: by_batch(task, send_first=False)",
+        new="lambda task: by_isend(task)",
+        told="batch, recv listed first: by nccl's rules, isend alone was to hang",
     ),
     Fault(
         lab="03_mismatch",

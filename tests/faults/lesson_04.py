@@ -22,7 +22,7 @@ FAULTS: list[Fault] = [
         told="all_to_all over ranks ",
     ),
     Fault(  # the leftovers of a reduce are no result
-        lab="04_identities",
+        lab="04_by_hand",
         old='("all_reduce", ("reduce", "broadcast"))',
         new='("all_reduce", ("reduce", "nothing"))',
         told="all_reduce is not ('reduce', 'nothing')",

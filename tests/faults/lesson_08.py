@@ -71,16 +71,4 @@ FAULTS: list[Fault] = [
         new="view in (False, False)",
         told="AssertionError: [2, 2]",
     ),
-    Fault(
-        lab="08_faults",
-        old="use_reentrant=self.reentrant",
-        new="use_reentrant=False",
-        told="use_reentrant=True: no error",
-    ),
-    Fault(
-        lab="08_faults",
-        old="if group.rank == 0:\n        try",
-        new="if group.rank >= 0:\n        try",
-        told="rank 0 alone: None",
-    ),
 ]

@@ -27,6 +27,18 @@ FAULTS: list[Fault] = [
         told="rename step_00000005: is left:",
         ranks=0,
     ),
+    # It gets its name at the next save only.
+    Fault(
+        lab="10_train",
+        old="        part.rename(self.final)\n",
+        new="""        for late in self.final.parent.glob("late_*"):
+            late.rename(late.with_name(late.name.removeprefix("late_")))
+        part.rename(part.with_name(f"late_{self.final.name}"))
+""",
+        told="the unbroken run: [0], ['step_00000005', 'step_00000010']",
+        run="11_kill_train",
+        ranks=0,
+    ),
     # What the script itself must not do. A checkpoint that is half removed must not look complete.
     Fault(
         lab="10_train",

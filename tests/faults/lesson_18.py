@@ -46,18 +46,20 @@ FAULTS: list[Fault] = [
     Fault(
         lab="18_by_hand",
         old='"ZeRO-1": (Zero1, 2, 3)',
-        new='"ZeRO-1": (AllReduced, 2, 3)',
+        new='"ZeRO-1": (TorchsZero1, 2, 3)',
         told="ZeRO-1: 3.00 halves of an all-reduce by rule",
     ),
-    Fault(lab="18_memory", old="int(way[-1])", new="1", told="ZeRO-2, 2 ranks: gradients"),
+    Fault(
+        lab="18_by_hand",
+        old="return ZeroRedundancyOptimizer(self.params, build, process_group=group)",
+        new="return build(self.params)",
+        told="torch's ZeRO-1: state 2.00 S",
+    ),
     Fault(
         lab="18_equal",
         old="/ ranks).backward()",
         new=").backward()",
-        told="Adam, ZeRO-1, step 0 first.weight: differs by",
-    ),
-    Fault(
-        lab="18_faults", old="    shards.send_bucket = lambda *_: None\n", new="", told="nobody sends: green"
+        told="Adam, step 0 first.weight: differs by",
     ),
     Fault(
         lab="18_equal",
@@ -65,5 +67,16 @@ FAULTS: list[Fault] = [
         new="torch.optim.Muon([nn.Parameter(weight)]",
         told="Muon on FSDP2 is off",
     ),
-    Fault(lab="18_faults", old="stage=2", new="stage=1", told="stage 2 inside DDP was to be refused"),
+    Fault(
+        lab="18_faults",
+        old="Silent(net.parameters()",
+        new="Zero1(net.parameters()",
+        told="nobody sends: green",
+    ),
+    Fault(
+        lab="18_faults",
+        old="    optimizer.consolidate_state_dict(to=0)\n    train(ddp, optimizer, 1, group)\n",
+        new="    train(ddp, optimizer, 1, group)\n    optimizer.consolidate_state_dict(to=0)\n",
+        told="the state's parameters have made [2] steps",
+    ),
 ]

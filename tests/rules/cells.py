@@ -1,10 +1,7 @@
 """Rules for the cells of a lesson."""
 
-import ast
 import re
-from collections.abc import Iterator
 
-from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 from shared.tools.lessons import cells_of
@@ -13,9 +10,6 @@ SET_UP = "from shared.runtime import notebook\n\nnotebook.setup()"
 HEADING = re.compile(r"^(#{1,6}) +(.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(|<img\b(?P<attributes>[^>]*)>")
-FORBIDDEN_MODULES = ("multiprocessing", "subprocess", "torch.multiprocessing")
-FORBIDDEN_CALLS = ("os.system", "os.popen", "os.fork")
-FORBIDDEN_MAGICS = ("bash", "sh", "script", "sx", "system", "!", "!!", "python", "python3")
 
 
 def headings(markdown: str) -> list[tuple[int, str]]:
@@ -43,30 +37,3 @@ def image_problems(notebook: NotebookNode) -> list[str]:
             if not alt:
                 problems.append(f"an image has no alt text: {match[0]}")
     return problems
-
-
-def starting_problems(notebook: NotebookNode) -> list[str]:
-    """A lesson starts processes in one way only: a line that begins with ``!``."""
-    forbidden = []
-    for node in _nodes(notebook):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Call):
-            names = [ast.unparse(node.func)]
-            if isinstance(node.func, ast.Attribute) and node.func.attr in (
-                "run_cell_magic",
-                "run_line_magic",
-            ):
-                names = [f"%{node.args[0].value}"] if node.args[0].value in FORBIDDEN_MAGICS else []
-        else:
-            continue
-        forbidden += [name for name in names if name.startswith("%") or name in FORBIDDEN_CALLS]
-        forbidden += [name for name in names if name.startswith(FORBIDDEN_MODULES)]
-    return [f"a cell uses {name}; start processes with `!`" for name in forbidden]
-
-
-def _nodes(notebook: NotebookNode) -> Iterator[ast.AST]:
-    for cell in cells_of(notebook, "code"):
-        yield from ast.walk(ast.parse(TransformerManager().transform_cell(cell.source)))

@@ -11,7 +11,6 @@ import re
 import sys
 from pathlib import Path
 
-from shared.runtime.stubs import BEGIN, END
 from shared.tools.lessons import Lesson, imported_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
@@ -58,27 +57,6 @@ def is_plain(path: Path) -> bool:
     return starts_with_torchrun(path) and imports(path) <= PLAIN
 
 
-def runner_problems(path: Path) -> list[str]:
-    """A lab under torchrun enters through ``shared.runtime.run.run``, which ends it cleanly.
-
-    A plain lab need not. Both start under a guard, so that other labs and tests can import them.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    guards = [node for node in tree.body if isinstance(node, ast.If)]
-    guards = [node for node in guards if ast.unparse(node.test) == "__name__ == '__main__'"]
-    calls = [call for guard in guards for call in ast.walk(guard) if isinstance(call, ast.Call)]
-    if is_plain(path):
-        return [] if calls else [f"{path.name} does not start under a __main__ guard"]
-    doors = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "shared.runtime.run"
-    ]
-    imported = any(alias.name == "run" for node in doors for alias in node.names)
-    called = any(ast.unparse(call.func) == "run" for call in calls)
-    if imported and called:
-        return []
-    return [f"{path.name} does not call shared.runtime.run.run under its __main__ guard"]
-
-
 def plain_problems(lesson: Lesson, root: Path) -> list[str]:
     """The first lab that torchrun starts is plain."""
     under_torchrun = [root / name for name in lesson.labs if starts_with_torchrun(root / name)]
@@ -99,33 +77,5 @@ def lab_problems(lesson: Lesson, root: Path) -> list[str]:
     """All that is wrong with the labs of a lesson."""
     problems = [] if lesson.labs else ["there is no lab"]
     for name in lesson.labs:
-        path = root / name
-        problems += docstring_problems(path, lesson.path.name)
-        if starts_with_torchrun(path):
-            problems += runner_problems(path)
+        problems += docstring_problems(root / name, lesson.path.name)
     return problems + plain_problems(lesson, root)
-
-
-def exercises_problems(lesson: Lesson, root: Path) -> list[str]:
-    """All that is wrong with the exercises of a lesson."""
-    problems = [] if lesson.exercises else ["there is no exercise"]
-    for name in lesson.exercises:
-        problems += exercise_problems(Path(name).parent.name, root)
-    return problems
-
-
-def exercise_problems(name: str, root: Path) -> list[str]:
-    """``name`` is that of the exercise's folder, such as ``05_reduce_scatter``."""
-    folder = root / "labs" / "exercises" / name
-    problems = []
-    solution = folder / "solution.py"
-    if not solution.is_file():
-        problems.append(f"{name} has no solution")
-    else:
-        lines = [line.strip() for line in solution.read_text(encoding="utf-8").splitlines()]
-        marks = [line for line in lines if line in (BEGIN, END)]
-        if not marks or marks != [BEGIN, END] * (len(marks) // 2):
-            problems.append(f"{name}: the marks in its solution are not pairs of begin and end")
-    if not (folder / "check.py").is_file():
-        problems.append(f"{name} has no check")
-    return problems

@@ -1,65 +1,78 @@
 """Check of exercise 00. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
 import operator
+from collections import Counter
+from collections.abc import Iterable
 from types import ModuleType
 
+import torch
 import torch.distributed as dist
 
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
-ITEMS = (1797, 10, 3, 0)
-WORLD_SIZES = (1, 2, 3, 5)  # beside that of this run: one process can ask for the share of any rank
+ITEMS = (1797, 10, 1)  # with one item, most ranks have none
+TOLERANCE = 1e-12  # float64
 
 
-def share(answer: ModuleType, rank: int, world_size: int, items: int) -> list[int]:
-    """What ``share_of`` returns, as Python's integers. Raises ``Wrong`` if it is no list of integers."""
-    returned = answer.share_of(rank, world_size, items)
-    if not isinstance(returned, list):
-        raise Wrong(f"share_of returned a {type(returned).__name__}, expected a list")
-    indices = []
-    for place, index in enumerate(returned):
-        try:
-            if isinstance(index, bool):
-                raise TypeError
-            indices.append(operator.index(index))  # numpy's integers are as good as Python's
-        except TypeError:
-            raise Wrong(
-                f"share_of returned a list whose entry {place} is {index!r}, a {type(index).__name__}: "
-                "expected whole numbers"
-            ) from None
-    return indices
+class Items:
+    """``count`` items, whose values grow, and a list of those that this rank has read."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.values = torch.arange(1, count + 1, dtype=torch.float64, device=device) ** 2
+        self.read_here: list[int] = []
+
+    def read(self, numbers: Iterable[int]) -> torch.Tensor:
+        wanted = [operator.index(number) for number in numbers]
+        for number in wanted:
+            if not 0 <= number < len(self.values):
+                raise Wrong(
+                    f"of {len(self.values)} items, number {number} was read, but there is no such item"
+                )
+        self.read_here += wanted
+        return self.values[wanted].clone()
 
 
-def compare(shares: list[list[int]], items: int) -> None:
-    """Raise ``Wrong`` unless ``shares``, one for each rank, hold each of ``items`` items once and evenly."""
-    case = f"of {items} items with world size {len(shares)}"
-    taken = sorted(index for indices in shares for index in indices)
-    outside = [index for index in taken if not 0 <= index < items]
-    if outside:
-        raise Wrong(f"{case}, number {outside[0]} was taken, but there is no such item")
-    missing = sorted(set(range(items)) - set(taken))
-    if missing:
-        raise Wrong(f"{case}, number {missing[0]} is taken by no rank ({len(missing)} such in all)")
-    for index, after in zip(taken, taken[1:], strict=False):
-        if index == after:
-            raise Wrong(f"{case}, number {index} is taken more than once")
-    sizes = [len(indices) for indices in shares]
+def compare_mean(returned: object, items: Items) -> None:
+    """Raise ``Wrong`` unless this rank has found the mean of all items."""
+    count = len(items.values)
+    if not isinstance(returned, (torch.Tensor, float)) or torch.as_tensor(returned).numel() != 1:
+        raise Wrong(
+            f"mean_of_all returned a {type(returned).__name__}, expected a tensor that holds one number"
+        )
+    mean = float(returned)
+    expected = items.values.mean().item()
+    if not abs(mean / expected - 1) <= TOLERANCE:
+        hint = ""
+        if items.read_here and mean == items.values[items.read_here].mean().item():
+            hint = ": that is the mean of this rank's own share"
+        raise Wrong(f"the mean of {count} items is {expected:.1f}, but this rank found {mean:.1f}{hint}")
+
+
+def compare_shares(shares: list[list[int]], count: int) -> None:
+    """Raise ``Wrong`` unless the ranks have read each of ``count`` items once, and evenly."""
+    readers = Counter(number for share in shares for number in share)
+    twice = [number for number in readers if readers[number] > 1]
+    if twice:
+        raise Wrong(f"of {count} items, number {min(twice)} was read {readers[min(twice)]} times")
+    if len(readers) < count:
+        raise Wrong(f"of {count} items, {count - len(readers)} were read by nobody")
+    sizes = [len(share) for share in shares]
     if max(sizes) - min(sizes) > 1:
-        raise Wrong(f"{case}, the ranks take {sizes}: no rank should have two more than another")
+        raise Wrong(f"of {count} items, the ranks read {sizes}: no rank should read two more than another")
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    sizes = {}
-    for items in ITEMS:
-        mine = share(answer, group.rank, group.world_size, items)
-        shares: list[list[int]] = [None] * group.world_size
-        dist.all_gather_object(shares, mine)
-        compare(shares, items)
-        sizes[items] = [len(indices) for indices in shares]
-        for world_size in WORLD_SIZES:
-            compare([share(answer, rank, world_size, items) for rank in range(world_size)], items)
-    return f"{ITEMS[0]} images in shares of {sizes[ITEMS[0]]}, each image exactly once. Well done."
+    sizes = []
+    for count in ITEMS:
+        items = Items(count, group.device)
+        returned = answer.mean_of_all(items.read, count)
+        compare_mean(returned, items)
+        shares: list[list[int]] = [[]] * group.world_size
+        dist.all_gather_object(shares, items.read_here)
+        compare_shares(shares, count)
+        sizes.append([len(share) for share in shares])
+    return f"{ITEMS[0]} items in shares of {sizes[0]}, and one mean on every rank. Well done."
 
 
 if __name__ == "__main__":

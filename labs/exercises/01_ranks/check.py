@@ -1,68 +1,104 @@
 """Check of exercise 01. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
 
-import os
-from numbers import Integral
+from datetime import timedelta
 from types import ModuleType
+
+import torch.distributed as dist
 
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
+from shared.runtime.ports import HERE, is_taken
 
-CLUSTERS = {
-    "A with 3 processes, then B with 4": [("a", 10, 3), ("b", 10, 4)],
-    "B with 4 processes, then A with 3": [("b", 10, 4), ("a", 10, 3)],
-    "node2 with 1 process, then node10 with 5": [("node2", 10, 1), ("node10", 10, 5)],
-    "three agents on one machine": [("a", 30, 2), ("a", 9, 1), ("a", 20, 3)],
-    "one agent": [("a", 10, 1)],
-}
-FIELDS = ("rank", "local rank", "group rank", "world size")
-VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
+NODES = {"3,4": [3, 4], "4,3": [4, 3], "2(x2),1": [2, 2, 1], "1,5(x3)": [1, 5, 5, 5], "2": [2]}
+JOBS = (4711, 4712, 12345678)  # numbers of jobs have up to eight digits
+PATIENCE = timedelta(seconds=10)
+Processes = list[tuple[str, dict[str, str]]]
 
 
-def by_counting(agents: list[tuple[str, int, int]]) -> list[tuple[int, ...]]:
-    """The numbers of all processes, one after another."""
-    world_size = sum(size for _, _, size in agents)
-    processes = []
-    for group_rank, (_, _, size) in enumerate(sorted(agents)):
-        for local_rank in range(size):
-            processes.append((len(processes), local_rank, group_rank, world_size))
+def ask(answer: ModuleType, tasks_per_node: str, hosts: list[str], job: int) -> Processes:
+    """What the answer says of a job. Raises ``Wrong`` unless it has the form that was asked for."""
+    slurm = {"SLURM_TASKS_PER_NODE": tasks_per_node, "SLURM_JOB_ID": str(job)}
+    processes = answer.processes_of(slurm, list(hosts))
+    if not isinstance(processes, list):
+        raise Wrong(f"processes_of returned a {type(processes).__name__}, expected a list")
+    for place, entry in enumerate(processes):
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], dict)):
+            raise Wrong(f"{tasks_per_node}: entry {place} is {entry!r}, expected a host and its variables")
+        for name, value in entry[1].items():
+            if not isinstance(value, str):
+                kind = type(value).__name__
+                raise Wrong(f"{tasks_per_node}: {name} is {value!r}, of type {kind}; variables are texts")
     return processes
 
 
-def compare(title: str, agents: list[tuple[str, int, int]], answer: object) -> None:
-    """Raise ``Wrong`` unless ``answer`` lists the processes of these agents."""
-    if not isinstance(answer, list):
-        raise Wrong(f"all_ranks returned a {type(answer).__name__}, expected a list of tuples")
-    for index, entry in enumerate(answer):
-        if not isinstance(entry, tuple):
-            raise Wrong(f"all_ranks returned a list of {type(entry).__name__}s, expected a list of tuples")
-        if len(entry) != len(FIELDS):
-            raise Wrong(f"{title}: entry {index} holds {len(entry)} values, expected {', '.join(FIELDS)}")
-        for name, number in zip(FIELDS, entry, strict=True):
-            if isinstance(number, bool) or not isinstance(number, Integral):
-                kind = type(number).__name__
-                raise Wrong(f"{title}: entry {index} has {name} {number!r}, a {kind}; expected an int")
-    expected = by_counting(agents)
-    if len(answer) != len(expected):
-        raise Wrong(f"{title}: {len(answer)} processes are listed, expected {len(expected)}")
-    for index, (entry, right) in enumerate(zip(answer, expected, strict=True)):
-        for name, number, wanted in zip(FIELDS, entry, right, strict=True):
-            if number != wanted:
-                raise Wrong(f"{title}: entry {index} has {name} {number}, expected {wanted}")
+def expected_of(sizes: list[int], hosts: list[str]) -> Processes:
+    """The processes of nodes of these sizes, by counting; without the port, which is the answer's choice."""
+    processes: Processes = []
+    for host, size in zip(hosts, sizes, strict=True):
+        for local_rank in range(size):
+            numbers = {"RANK": str(len(processes)), "LOCAL_RANK": str(local_rank)}
+            processes.append((host, {**numbers, "WORLD_SIZE": str(sum(sizes)), "MASTER_ADDR": hosts[0]}))
+    return processes
+
+
+def compare(tasks_per_node: str, found: Processes, expected: Processes) -> None:
+    """Raise ``Wrong`` unless all but the ports are as expected."""
+    if len(found) != len(expected):
+        raise Wrong(f"{tasks_per_node}: {len(found)} processes are listed, expected {len(expected)}")
+    for place, ((host, variables), (right_host, right)) in enumerate(zip(found, expected, strict=True)):
+        if host != right_host:
+            raise Wrong(f"{tasks_per_node}: process {place} starts on {host!r}, expected {right_host!r}")
+        for name, value in right.items():
+            if name not in variables:
+                raise Wrong(f"{tasks_per_node}: process {place} has no {name}")
+            if variables[name] != value:
+                raise Wrong(
+                    f"{tasks_per_node}: process {place} has {name} {variables[name]!r}, expected {value!r}"
+                )
+
+
+def port_of(job: int, processes: Processes) -> int:
+    """The one port of a job. Raises ``Wrong`` if it has none, or several."""
+    ports = {variables.get("MASTER_PORT") for _, variables in processes}
+    if len(ports) > 1:
+        raise Wrong(f"the processes of job {job} get {len(ports)} different ports")
+    (port,) = ports
+    if port is None or not port.isdigit() or not 1024 <= int(port) <= 65535:
+        raise Wrong(f"job {job} gets the port {port}, expected a number from 1024 to 65535")
+    return int(port)
+
+
+def meet(answer: ModuleType, group: Group) -> None:
+    """The ranks of this run meet at the answer's address; rank 0 chooses a job whose port is free."""
+    chosen = [0]
+    if group.rank == 0:
+        for job in range(1000, 2000):
+            if not is_taken(port_of(job, ask(answer, str(group.world_size), [HERE], job))):
+                chosen = [job]
+                break
+    dist.broadcast_object_list(chosen, src=0)
+    _, mine = ask(answer, str(group.world_size), [HERE], chosen[0])[group.rank]
+    address, port, n = mine["MASTER_ADDR"], int(mine["MASTER_PORT"]), int(mine["WORLD_SIZE"])
+    store = dist.TCPStore(address, port, n, is_master=mine["RANK"] == "0", timeout=PATIENCE)
+    store.set(mine["RANK"], "here")
+    store.wait([str(rank) for rank in range(group.world_size)])
+    dist.barrier()  # the store is rank 0's
 
 
 def verify(answer: ModuleType, group: Group) -> str:
-    for title, agents in CLUSTERS.items():
-        compare(title, agents, answer.all_ranks(list(agents)))
-    here = [("localhost", os.getppid(), group.world_size)]
-    alone = answer.all_ranks(list(here))
-    compare("this run", here, alone)
-    told = tuple(int(os.environ[name]) for name in VARIABLES)
-    if tuple(alone[group.rank]) != told:
-        raise Wrong(f"torchrun gave this process {told}, all_ranks gives it {alone[group.rank]}")
-    count = sum(agent[2] for agents in CLUSTERS.values() for agent in agents)
-    return (
-        f"{count} processes of {len(CLUSTERS)} clusters, and the {group.world_size} of this run. Well done."
-    )
+    count = 0
+    for tasks_per_node, sizes in NODES.items():
+        hosts = [f"node{number:02}" for number in range(7, 7 + len(sizes))]
+        found = [ask(answer, tasks_per_node, hosts, job) for job in JOBS]
+        compare(tasks_per_node, found[0], expected_of(sizes, hosts))
+        ports = [port_of(job, processes) for job, processes in zip(JOBS, found, strict=True)]
+        if ports[0] == ports[1]:
+            raise Wrong(
+                f"jobs {JOBS[0]} and {JOBS[1]} both get the port {ports[0]}: on one node they would meet"
+            )
+        count += sum(sizes)
+    meet(answer, group)
+    return f"{count} processes of {len(NODES)} jobs, and the {group.world_size} of this run met. Well done."
 
 
 if __name__ == "__main__":

@@ -1,15 +1,33 @@
-"""Exercise 01: who is who in an uneven cluster."""
+"""Exercise 01: who is who on the nodes that Slurm gave you."""
 
 
-def all_ranks(agents: list[tuple[str, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Return (rank, local rank, group rank, world size) of every process, in order of rank.
+def processes_of(slurm: dict[str, str], hosts: list[str]) -> list[tuple[str, dict[str, str]]]:
+    """Return (host, variables) of every process, in order of rank: where it starts, and what ``setup`` needs.
 
-    ``agents`` holds (address, process id, number of processes) of each agent, in the order in which they
-    came. They count off as under c10d: sorted by address, as text, then by process id. The numbers of
-    processes may differ; each is at least 1.
+    Args:
+        slurm: what a job script finds, such as ``{"SLURM_TASKS_PER_NODE": "3,4(x2)", "SLURM_JOB_ID": "4711"}``.
+            The first variable is the number of processes on each host; ``4(x2)`` stands for ``4,4``.
+        hosts: the hosts in Slurm's order, as ``scontrol show hostnames`` prints them.
+
+    The variables are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all texts. Ranks count host by
+    host. All processes meet at rank 0's host, at a port from 1024 to 65535 which is not that of the next job.
     """
     # solution: begin
-    sizes = [size for _, _, size in sorted(agents)]
-    places = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
-    return [(rank, local, node, len(places)) for rank, (node, local) in enumerate(places)]
+    sizes = []
+    for part in slurm["SLURM_TASKS_PER_NODE"].split(","):
+        size, _, times = part.rstrip(")").partition("(x")
+        sizes += [int(size)] * int(times or 1)
+    port = 20000 + int(slurm["SLURM_JOB_ID"]) % 9000
+    processes = []
+    for host, size in zip(hosts, sizes, strict=True):
+        for local_rank in range(size):
+            variables = {
+                "RANK": str(len(processes)),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(sum(sizes)),
+                "MASTER_ADDR": hosts[0],
+                "MASTER_PORT": str(port),
+            }
+            processes.append((host, variables))
+    return processes
     # solution: end

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import ModuleType
 
-from shared.planner import (
+from rank_tools.planner import (
     CAUSAL,
     GPUS,
     Layout,
@@ -16,7 +16,7 @@ from shared.planner import (
     per_token,
     propose,
 )
-from shared.planner.hardware import seconds
+from rank_tools.planner.hardware import seconds
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shared.planner import CAUSAL, Gpu, Layout, Model, Network, Plan, Training, per_token, propose
+from rank_tools.planner import CAUSAL, Gpu, Layout, Model, Network, Plan, Training, per_token, propose
 
 
 def gather_seconds(size: float, ranks: int, near: int, gpu: Gpu, network: Network) -> float:
