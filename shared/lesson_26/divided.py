@@ -136,7 +136,7 @@ class Rotary(nn.Module):
     WRONG,
     says={1: "^loss is nan$"},
     right="^loss is finite$",
-    symptom="NaN, or a wrong loss, on all ranks but 0, in a model that FSDP2 took from `meta`",
+    symptom="NaN, or a wrong loss, on all ranks but 0, in a model built on `meta` for FSDP2",
     did="called `to_empty`, and filled the model from rank 0's state dict",
     cause="a non-persistent buffer, such as a rotary table, is in no state dict: nobody sends it",
     cure="compute such buffers again after `to_empty`, or broadcast rank 0's",
@@ -189,8 +189,8 @@ def every_rank_builds_it(rank: int, cured: bool) -> str:
     symptom="under FSDP2 or HSDP, gradient accumulation of 4 takes 4 times the seconds",
     did="left synchronization on for each micro-batch: DDP's `no_sync()` is a no-op for `fully_shard`",
     cause="each backward reduces between the replicas, too",
-    cure="HSDP: `set_requires_all_reduce(last)`, no memory more; FSDP2: `set_requires_gradient_sync(last)`, "
-    "which keeps whole gradients until then",
+    cure="HSDP: `set_requires_all_reduce(last)`, at no extra memory; "
+    "FSDP2: `set_requires_gradient_sync(last)`, which keeps whole gradients until then",
     lesson="19",
 )
 def reduces_between_replicas(rank: int, cured: bool) -> str:
@@ -233,7 +233,7 @@ def experts_not_divided(rank: int, cured: bool) -> str:
     says={0: "^gradient 0.5$", 1: "^gradient 1.5$"},
     right="^gradient 2.0$",
     symptom="what each TP rank holds drifts apart: norms, norms of heads (q, k), copies of KV heads",
-    did="used its gradient as each rank has it",
+    did="stepped with each rank's own gradient of it",
     cause="each rank has seen its own tokens or heads: its gradient is a summand",
     cure="sum these gradients over the TP group before the optimizer's step",
     lesson="17",
@@ -253,7 +253,7 @@ def summand_as_gradient(rank: int, cured: bool) -> str:
     right="^sees its own document$",
     symptom="the loss of packed sequences is plausible, but a document sees the one before it",
     did="packed documents under context parallelism, or any attention, with `is_causal` alone",
-    cause="causal says *not later*, and an earlier document is not later",
+    cause="a causal mask hides what comes later, not an earlier document",
     cure="a mask by document, or `cu_seqlens`; check that one document's outputs ignore the others",
     lesson="20",
 )

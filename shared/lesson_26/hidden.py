@@ -57,7 +57,7 @@ def compute_on_own_data(rank: int, cured: bool) -> str:
     right="^saved$",
     stands="one in a barrier of the loop, another one in a thread, such as that of `async_save`",
     did="let a thread that communicates share the default group with the loop",
-    cause="calls of a group are paired by their order, and each rank's threads have another one",
+    cause="calls of a group are paired by their order, and two threads have none in common",
     cure="a group for the thread alone: `async_save(..., process_group=group)`",
     lesson="11",
 )
@@ -85,7 +85,7 @@ def thread_beside_the_loop(rank: int, cured: bool) -> str:
     says={0: "wait timeout after", 1: TIMED_OUT},
     right="^2 parameters$",
     stands="rank 0 in a send to another job, such as a sampler; the others in the next gather",
-    did="synced weights by a send on rank 0 after each `full_tensor()`",
+    did="sent each weight on rank 0 right after its `full_tensor()`, in a weight sync",
     cause="the other job does not receive yet, and what it waits for comes after the gathers",
     cure="gather all parameters on all ranks, then let rank 0 send",
     lesson="23",
