@@ -1,6 +1,6 @@
 """What Sphinx builds the site from: README, lessons and tables of the course, as pages in one folder.
 
-Nothing is written twice: a page is a file of the course, or is put together from passages of such files.
+Nothing is written twice: a page is a file of the course.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,6 @@ from shutil import copy, copytree
 
 import nbformat
 
-from docs.cheat_sheet import cheat_sheet
-from docs.passages import fenced
 from shared.tools import diffs
 from shared.tools.course import part_of
 from shared.tools.folding import is_folded
@@ -23,11 +21,9 @@ LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
 DOORS = """{.doors}
 [Begin with lesson 00](notebooks/00_start_here.ipynb)
 [Failures by what you see](notebooks/failures.md)
-[Cheat sheet](cheat_sheet.md)
 [Glossary](notebooks/glossary.md)"""
 TO_LOOK_UP = (
     "notebooks/failures",
-    "cheat_sheet",
     "notebooks/glossary",
     "notebooks/strategies",
     "notebooks/questions",
@@ -68,10 +64,7 @@ def write_pages(root: Path, target: Path) -> None:
     lessons = read_lessons(root)
     readme = (root / "README.md").read_text(encoding="utf-8")
     copytree(root / "notebooks", target / "notebooks", ignore=_all_but(".ipynb", ".png"))
-    pages = {
-        "index.md": landing_page(readme) + contents(lessons),
-        "cheat_sheet.md": cheat_sheet(lessons),
-    }
+    pages = {"index.md": landing_page(readme) + contents(lessons)}
     for name in FILES:
         copy(root / name, target)
     for name in SCRIPTS:
@@ -136,3 +129,10 @@ def as_file(name: str, body: str, is_open: bool) -> str:
     lines = body.count("\n") + 1
     head = f'<details class="file"{state}><summary><code>{name}</code> · {lines} lines</summary>'
     return f"{head}\n\n{fenced(body, LANGUAGES.get(Path(name).suffix, 'text'))}\n\n</details>"
+
+
+def fenced(text: str, language: str) -> str:
+    """A text as a block of code; the fence is longer than any in a docstring."""
+    fence = "`" * 8
+    body = text.strip("\n")
+    return f"{fence}{language}\n{body}\n{fence}"

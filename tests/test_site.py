@@ -10,10 +10,8 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from docs.cheat_sheet import SHEET, cheat_sheet, tabulated
 from docs.pages import LANGUAGES, as_file, read_notebook
-from docs.passages import blocks
-from shared.tools.lessons import WRITEFILE, read_lessons
+from shared.tools.lessons import WRITEFILE
 from tests.browser import CHROMIUM_OPTIONS, find_chromium
 from tests.helpers import HANG_S, LESSON_PATHS, ROOT, Done, notebook_of, python
 from tests.rules import tell
@@ -192,30 +190,6 @@ def test_search_finds_sections_with_an_excerpt_from_files(site: Path, chromium: 
 
 
 # How pages are put together
-
-
-def test_the_cheat_sheet_finds_all_that_it_quotes():
-    assert "Bus bandwidth" in cheat_sheet(read_lessons())
-    with pytest.raises(LookupError) as error:
-        cheat_sheet([])
-    assert str(error.value).count("\nlesson ") == sum(map(len, SHEET.values()))
-
-
-def test_columns_of_an_output_become_a_table():
-    text = "--first   1    a number\n--second  two  a word, two blanks\nno column\n"
-    assert tabulated(text, ("option", "default", "meaning")).splitlines() == [
-        "| option | default | meaning |",
-        "|---|---|---|",
-        "| `--first` | 1 | a number |",
-        "| `--second` | two | a word, two blanks |",
-        "",
-        "no column",
-    ]
-
-
-def test_a_fenced_block_stays_whole():
-    text = "one\n\n```python\na = 1\n\n## no heading\n```\n\n- x\n- y\n"
-    assert list(blocks(text)) == ["one", "```python\na = 1\n\n## no heading\n```", "- x\n- y"]
 
 
 def test_a_file_tells_its_name_and_is_shown_in_its_language():

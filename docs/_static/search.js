@@ -1,7 +1,7 @@
 // The search page: sections that hold all words of the query, with an excerpt. Works from files: no request.
 
 const LIKE_A_FAILURE =
-  /error|time.?out|hang|stuck|port|exit|kill|watchdog|refused|\bnan\b|memory|abort|signal|fail|deadlock|assert|duplicat|mismatch|worse|wrong|drift|repeat/i;
+  /error|time.?out|hang|stuck|port|exit|kill|watchdog|refused|\bnan\b|memory|abort|signal|fail|deadlock|assert|duplicate|mismatch|worse|wrong|drift|repeat/i;
 const SHOWN = 30;
 const OF_ONE_PAGE = 3;
 const LONG = 6; // words: no section has all words of a sentence
