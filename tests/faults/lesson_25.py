@@ -5,8 +5,8 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="25_profile",
-        old="schedule=schedule(wait=0,",
-        new="schedule=schedule(wait=1,",
+        old="active=steps,",
+        new="active=steps - 1,",
         told="steps in the trace, of 3",
         run="25_slow",
     ),
