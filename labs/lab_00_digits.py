@@ -1,7 +1,7 @@
 """Ranks have different images and the same model: their gradients differ, until all_reduce adds them up.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_00_digits.py
-Written by:  notebooks/00_start_here.ipynb
+Written by:  notebooks/00_start_here.ipynb (edit it there)
 """
 
 import time

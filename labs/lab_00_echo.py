@@ -2,7 +2,7 @@
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_00_echo.py
 Ends with:   exit code 1
-Written by:  notebooks/00_start_here.ipynb
+Written by:  notebooks/00_start_here.ipynb (edit it there)
 """
 
 import torch.distributed as dist

@@ -1,7 +1,7 @@
 """The first lab: ranks share the numbers 1 to 1,797, and together they know the sum of all.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_00_hello.py
-Written by:  notebooks/00_start_here.ipynb
+Written by:  notebooks/00_start_here.ipynb (edit it there)
 """
 
 import os

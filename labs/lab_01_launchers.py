@@ -1,7 +1,7 @@
 """The ranks of lab_01_who without torchrun: a script starts them, by mp.spawn and by Process in a loop.
 
 Run it:      python labs/lab_01_launchers.py 2
-Written by:  notebooks/01_topology.ipynb
+Written by:  notebooks/01_topology.ipynb (edit it there)
 """
 
 import logging

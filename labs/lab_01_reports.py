@@ -1,7 +1,7 @@
 """Every rank reports all that it was told, and every rank checks the reports of all.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_01_reports.py
-Written by:  notebooks/01_topology.ipynb
+Written by:  notebooks/01_topology.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Every rank says who it is, and rank 0 prints the answers in rank order.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_01_who.py
-Written by:  notebooks/01_topology.ipynb
+Written by:  notebooks/01_topology.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Three ranks are expected, and rank 2 does not come. Then all three come.
 
 Run it:      python labs/lab_02_missing_rank.py
-Written by:  notebooks/02_rendezvous.ipynb
+Written by:  notebooks/02_rendezvous.ipynb (edit it there)
 """
 
 from datetime import timedelta

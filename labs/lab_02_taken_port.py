@@ -1,7 +1,7 @@
 """Job A is started with the port at which job B serves its store. Then with a free one.
 
 Run it:      python labs/lab_02_taken_port.py
-Written by:  notebooks/02_rendezvous.ipynb
+Written by:  notebooks/02_rendezvous.ipynb (edit it there)
 """
 
 import socket

@@ -1,7 +1,7 @@
 """Who writes what into the store, and who waits for whom, when the ranks come one after another.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_02_who_waits.py
-Written by:  notebooks/02_rendezvous.ipynb
+Written by:  notebooks/02_rendezvous.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Rank 1 looks for the store at another port than rank 0's. Then at the same.
 
 Run it:      python labs/lab_02_wrong_address.py
-Written by:  notebooks/02_rendezvous.ipynb
+Written by:  notebooks/02_rendezvous.ipynb (edit it there)
 """
 
 from datetime import timedelta

@@ -1,7 +1,7 @@
 """Everyone sends to the right before receiving from the left: a deadlock, and three ways out of it.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_deadlock.py
-Written by:  notebooks/03_point_to_point.ipynb
+Written by:  notebooks/03_point_to_point.ipynb (edit it there)
 """
 
 from collections.abc import Callable

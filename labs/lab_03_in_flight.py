@@ -1,7 +1,7 @@
 """What may be touched between ``isend`` and ``wait``: nothing.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_in_flight.py
-Written by:  notebooks/03_point_to_point.ipynb
+Written by:  notebooks/03_point_to_point.ipynb (edit it there)
 """
 
 from collections.abc import Callable

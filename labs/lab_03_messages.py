@@ -1,7 +1,7 @@
 """One process hands tensors to another: to each rank, in order, and all ranks at once to their neighbours.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_messages.py
-Written by:  notebooks/03_point_to_point.ipynb
+Written by:  notebooks/03_point_to_point.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """What is refused, and what passes: sender and receiver disagree about shape, dtype or size.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_mismatch.py
-Written by:  notebooks/03_point_to_point.ipynb
+Written by:  notebooks/03_point_to_point.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """A tensor is handed round: each rank adds its own and passes the sum on. Times of all calls are recorded.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_ring.py
-Written by:  notebooks/03_point_to_point.ipynb
+Written by:  notebooks/03_point_to_point.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """Tags, and messages from anyone: for gloo alone. nccl reads no tag and needs to know the sender.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_03_tags.py
-Written by:  notebooks/03_point_to_point.ipynb
+Written by:  notebooks/03_point_to_point.ipynb (edit it there)
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Each collective, those for objects and the barrier: what is held before and after, as in one process.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_before_after.py
-Written by:  notebooks/04_collectives.ipynb
+Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
 import os

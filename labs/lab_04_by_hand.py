@@ -1,7 +1,7 @@
 """Each collective rebuilt from single messages, and from other collectives: equal to torch's in every group.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_by_hand.py
-Written by:  notebooks/04_collectives.ipynb
+Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
 import os

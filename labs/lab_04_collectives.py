@@ -1,7 +1,7 @@
 """Eight collectives, and what every rank holds after each of them.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_collectives.py
-Written by:  notebooks/04_collectives.ipynb
+Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Groups of some ranks, calls that return at once, averages, pieces of different sizes.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_groups.py
-Written by:  notebooks/04_collectives.ipynb
+Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
 import os

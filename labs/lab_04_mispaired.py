@@ -1,7 +1,7 @@
 """Two collectives of the same shape in another order on one rank: wrong numbers, no error; what finds it.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_mispaired.py
-Written by:  notebooks/04_collectives.ipynb
+Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
 import hashlib

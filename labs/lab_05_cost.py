@@ -1,7 +1,7 @@
 """What an all-reduce costs in seconds: alpha and beta measured, three algorithms predicted and measured.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_05_cost.py
-Written by:  notebooks/05_ring_all_reduce.ipynb
+Written by:  notebooks/05_ring_all_reduce.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """Four other all-reduces: through rank 0, a ring of whole tensors, and by partners at growing distances.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_other_ways.py
-Written by:  notebooks/05_ring_all_reduce.ipynb
+Written by:  notebooks/05_ring_all_reduce.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """A ring all-reduce, equal to torch's.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_ring.py
-Written by:  notebooks/05_ring_all_reduce.ipynb
+Written by:  notebooks/05_ring_all_reduce.ipynb (edit it there)
 """
 
 import os

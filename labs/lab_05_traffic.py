@@ -1,7 +1,7 @@
 """What the ring of lab_05_ring sends, to the byte, and that none of the other ways passes for a ring.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_traffic.py
-Written by:  notebooks/05_ring_all_reduce.ipynb
+Written by:  notebooks/05_ring_all_reduce.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Distributed synchronous SGD, written by hand: broadcast, partition, average.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_by_hand.py
-Written by:  notebooks/06_data_parallel_by_hand.ipynb
+Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 """
 
 import os

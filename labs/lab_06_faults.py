@@ -1,7 +1,7 @@
 """Data parallel training with one line wrong: nothing fails, and only some checks notice.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_faults.py
-Written by:  notebooks/06_data_parallel_by_hand.ipynb
+Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """One all-reduce per parameter against one for all: the same gradients, calls and bytes counted.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_flat.py
-Written by:  notebooks/06_data_parallel_by_hand.ipynb
+Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The functions of lab_06_by_hand.py on real images: after every step N ranks equal one process.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_train.py
-Written by:  notebooks/06_data_parallel_by_hand.ipynb
+Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

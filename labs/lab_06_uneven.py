@@ -1,7 +1,7 @@
 """Ranks with unequal shares of images or of tokens: the mean of means is wrong, the weighted mean is right.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_uneven.py
-Written by:  notebooks/06_data_parallel_by_hand.ipynb
+Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """DataParallel step by step on 1 to 8 simulated devices: equal to one process, every byte counted.
 
 Run it:      python labs/lab_07_by_hand.py
-Written by:  notebooks/07_dp_vs_ddp.ipynb
+Written by:  notebooks/07_dp_vs_ddp.ipynb (edit it there)
 """
 
 import copy

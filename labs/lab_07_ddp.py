@@ -1,7 +1,7 @@
 """Training with DistributedDataParallel: one process per device, each with its own part of the batch.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_07_ddp.py
-Written by:  notebooks/07_dp_vs_ddp.ipynb
+Written by:  notebooks/07_dp_vs_ddp.ipynb (edit it there)
 """
 
 import os

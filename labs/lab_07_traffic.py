@@ -1,7 +1,7 @@
 """lab_07_ddp.py proved: DDP equals one process, and the bytes that each rank sends are those of a ring.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_07_traffic.py
-Written by:  notebooks/07_dp_vs_ddp.ipynb
+Written by:  notebooks/07_dp_vs_ddp.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

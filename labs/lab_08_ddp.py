@@ -1,7 +1,7 @@
 """DistributedDataParallel (DDP) as a script uses it: set up, wrap a model, train, clean up.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_ddp.py
-Written by:  notebooks/08_ddp.ipynb
+Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """DDP equals a single process after every step, in gradients and parameters.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_equal.py
-Written by:  notebooks/08_ddp.ipynb
+Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
 from collections.abc import Iterator

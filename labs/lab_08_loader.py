@@ -1,7 +1,7 @@
 """A training loop around DDP: a loader with a sampler, gradient accumulation, and a file with the model.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_loader.py
-Written by:  notebooks/08_ddp.ipynb
+Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """The constructor's parameters that matter, each with what it changes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_options.py
-Written by:  notebooks/08_ddp.ipynb
+Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The loop of lab_08_loader equals one process after every step, and a step averages once.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_steps.py
-Written by:  notebooks/08_ddp.ipynb
+Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Train a small network on real images with DDP: it learns, and what it sends is counted by the kernel.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_train.py
-Written by:  notebooks/08_ddp.ipynb
+Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The naive and the overlapped DDP equal torch's and one process; where communication overlaps, by events.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_equal.py
-Written by:  notebooks/09_ddp_inside.ipynb
+Written by:  notebooks/09_ddp_inside.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

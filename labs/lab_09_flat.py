@@ -1,7 +1,7 @@
 """A DDP by hand, second step: after backward, one all-reduce for all gradients together.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_flat.py
-Written by:  notebooks/09_ddp_inside.ipynb
+Written by:  notebooks/09_ddp_inside.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

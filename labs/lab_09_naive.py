@@ -1,7 +1,7 @@
 """A DDP by hand, first step: after backward, one all-reduce for each parameter.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_naive.py
-Written by:  notebooks/09_ddp_inside.ipynb
+Written by:  notebooks/09_ddp_inside.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """A DDP by hand, third step: buckets of gradients are on their way while backward goes on.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_overlapped.py
-Written by:  notebooks/09_ddp_inside.ipynb
+Written by:  notebooks/09_ddp_inside.ipynb (edit it there)
 """
 
 import os

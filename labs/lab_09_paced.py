@@ -1,7 +1,7 @@
 """How much of the communication is hidden: compute that sleeps and a wire of known speed, so no noise.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_paced.py
-Written by:  notebooks/09_ddp_inside.ipynb
+Written by:  notebooks/09_ddp_inside.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """Buckets launched as soon as they are full, out of turn: no error, and wrong gradients.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_09_wrong_turn.py
-Written by:  notebooks/09_ddp_inside.ipynb
+Written by:  notebooks/09_ddp_inside.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What a larger global batch does to training: after as many epochs, after as many steps, with a larger step.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_batch.py
-Written by:  notebooks/10_training_template.ipynb
+Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

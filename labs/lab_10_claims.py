@@ -1,7 +1,7 @@
 """What goes wrong without set_epoch, with one seed for all, and with a padded evaluation; what a scaler does.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_claims.py
-Written by:  notebooks/10_training_template.ipynb
+Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
 import random

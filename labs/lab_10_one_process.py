@@ -1,7 +1,7 @@
 """Train an image classifier in one process: the script that lesson 10 makes distributed.
 
 Run it:      python labs/lab_10_one_process.py --epochs 2
-Written by:  notebooks/10_training_template.ipynb
+Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
 import argparse

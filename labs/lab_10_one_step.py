@@ -1,7 +1,7 @@
 """What the training script promises for each step: that of one process, one all-reduce, a loss in float32.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_one_step.py
-Written by:  notebooks/10_training_template.ipynb
+Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
 """Batch normalization over the batches of several ranks equals nn.BatchNorm on the joined batch.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_10_sync_batch_norm.py
-Written by:  notebooks/10_training_template.ipynb
+Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ Needs torch and tqdm; torchvision for --data FOLDER and for other models; nothin
 
 Alone:       python lab_10_train.py --epochs 2
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_train.py --epochs 2
-Written by:  notebooks/10_training_template.ipynb
+Written by:  notebooks/10_training_template.ipynb (edit it there)
 
 SIGTERM, SIGINT and SIGHUP, to a rank or to torchrun, make all ranks save and leave after the step, or the
 batch of the evaluation, that they are in. SIGUSR1 does so, too; torchrun must be told to hand it on:

@@ -1,7 +1,7 @@
 """Files that cannot be resumed from: one line each, and nothing is overwritten.
 
 Run it:      python labs/lab_11_bad_files.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import pickle

@@ -1,7 +1,7 @@
 """Kill a process at every moment of its save, and see what is left of the checkpoint.
 
 Run it:      python labs/lab_11_kill.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import io

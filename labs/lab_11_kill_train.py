@@ -1,7 +1,7 @@
 """Kill labs/lab_10_train.py at every moment of a save and between saves; compare with an unbroken run.
 
 Run it:      python labs/lab_11_kill_train.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import json

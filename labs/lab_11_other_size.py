@@ -1,7 +1,7 @@
 """Load what another number of ranks saved, from the newest checkpoint that is complete.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_other_size.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import logging

@@ -1,7 +1,7 @@
 """One rank saves, the others wait, all load.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_rank0.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """A resumed run equals the unbroken run bit for bit, and what spoils that.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_resume.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 from dataclasses import dataclass, field

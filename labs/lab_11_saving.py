@@ -1,7 +1,7 @@
 """A save of the training script, held up in its middle: not to be read before it is complete.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_saving.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Every rank saves its own shard: with training waiting, beside training, on a full disk, and killed.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_11_shards.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import errno

@@ -1,7 +1,7 @@
 """What a missing barrier and a missing map_location do to a checkpoint.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_too_early.py
-Written by:  notebooks/11_checkpoints.ipynb
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import io

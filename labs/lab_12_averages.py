@@ -1,7 +1,7 @@
 """What Join does for the loop of lab_12_join: an end without error, and two kinds of averages.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_averages.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Ranks with 5, 6, ... inputs end together: DistributedDataParallel under Join.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_join.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 import os

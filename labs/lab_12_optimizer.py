@@ -1,7 +1,7 @@
 """What Join does to optimizers: SGD's momentum stays behind on some ranks, ZeRO steps with old gradients.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_optimizer.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Ranks of unequal speed: who waits for whom, and which calls of DDP wait at all.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_12_skew.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 import os

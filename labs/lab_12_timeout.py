@@ -1,7 +1,7 @@
 """What a timeout does when a rank comes late, and what it does not do.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_timeout.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """Under DDP and FSDP2 the steps of lab_12_tokens are those of one process; two usual ways to average are not.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_token_mean.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 First the model is copied by DDP, then it is sharded by FSDP2.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_tokens.py
-Written by:  notebooks/12_uneven_inputs.ipynb
+Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Two attempts, two deaths: what an exception, SIGKILL and torchrun's store leave behind.
 
 Run it:      torchrun --standalone --nproc-per-node=2 --max-restarts=1 --log-dir=L labs/lab_13_left_behind.py
-Written by:  notebooks/13_elastic.ipynb
+Written by:  notebooks/13_elastic.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Two nodes on this machine: B joins the job of A, and is lost again with its rank.
 
 Run it:      python labs/lab_13_nodes.py
-Written by:  notebooks/13_elastic.ipynb
+Written by:  notebooks/13_elastic.ipynb (edit it there)
 """
 
 import os

@@ -3,7 +3,7 @@
 No torchrun: it would end all ranks because of one. This process starts them and says who takes part.
 
 Run it:      python labs/lab_13_regroup.py
-Written by:  notebooks/13_elastic.ipynb
+Written by:  notebooks/13_elastic.ipynb (edit it there)
 """
 
 import json

@@ -3,7 +3,7 @@
 The script is labs/lab_10_train.py, as it is; this lab is what starts it.
 
 Run it:      python labs/lab_13_requeue.py
-Written by:  notebooks/13_elastic.ipynb
+Written by:  notebooks/13_elastic.ipynb (edit it there)
 """
 
 import os

@@ -3,7 +3,7 @@
 Several machines: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun on each, and a FILE that all can read.
 
 Run it:      torchrun --standalone --nproc-per-node=2 --max-restarts=1 labs/lab_13_restart.py FILE
-Written by:  notebooks/13_elastic.ipynb
+Written by:  notebooks/13_elastic.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """One rank catches its error and skips a step: the others add up numbers of different steps, then wait.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_13_try_except.py
-Written by:  notebooks/13_elastic.ipynb
+Written by:  notebooks/13_elastic.ipynb (edit it there)
 """
 
 import re

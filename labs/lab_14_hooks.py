@@ -1,7 +1,7 @@
 """Half precision as a hook of DDP, by hand and torch's: the same bits, half of the bytes, and its limits.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_14_hooks.py
-Written by:  notebooks/14_less_communication.ipynb
+Written by:  notebooks/14_less_communication.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Local SGD and DiLoCo by hand: what they equal exactly, what they do not equal, and what they send.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_14_local.py
-Written by:  notebooks/14_less_communication.ipynb
+Written by:  notebooks/14_less_communication.ipynb (edit it there)
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """How long each way takes to 95 % on four networks: steps from the sweep's table, seconds by alpha-beta.
 
 Run it:      python labs/lab_14_networks.py
-Written by:  notebooks/14_less_communication.ipynb
+Written by:  notebooks/14_less_communication.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """PowerSGD by hand as a hook of DDP, equal to torch's, and its state in a checkpoint.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_14_power_sgd.py
-Written by:  notebooks/14_less_communication.ipynb
+Written by:  notebooks/14_less_communication.ipynb (edit it there)
 """
 
 import io

@@ -1,7 +1,7 @@
 """Top-k compression with error feedback: a rank sends the largest numbers of its gradient and keeps the rest.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_14_top_k.py
-Written by:  notebooks/14_less_communication.ipynb
+Written by:  notebooks/14_less_communication.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Ranks that communicate, in each way of the sweep, beside workers in one process: the same parameters.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_14_ways.py
-Written by:  notebooks/14_less_communication.ipynb
+Written by:  notebooks/14_less_communication.ipynb (edit it there)
 
 It also compares what the ranks send with the formulas of ``lab_14_networks``.
 """

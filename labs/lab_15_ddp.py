@@ -1,7 +1,7 @@
 """DDP over the model of lab_15_toy equals one process.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_ddp.py
-Written by:  notebooks/15_model_parallel.ipynb
+Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

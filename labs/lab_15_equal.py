@@ -1,7 +1,7 @@
 """The stages of lab_15_stages equal one process, and no process ever holds more than its own.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_equal.py
-Written by:  notebooks/15_model_parallel.ipynb
+Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 
 import resource

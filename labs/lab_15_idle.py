@@ -1,7 +1,7 @@
 """A simulation of two devices: when is each at work, and when does it wait for the other?
 
 Run it:      python labs/lab_15_idle.py
-Written by:  notebooks/15_model_parallel.ipynb
+Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """A model on two devices inside DDP: each process has two devices of its own.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_toy.py
-Written by:  notebooks/15_model_parallel.ipynb
+Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """One executor for all schedules: each rank has a list of actions, and does them one after the other.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_executor.py
-Written by:  notebooks/16_pipeline_parallel.ipynb
+Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
 import os

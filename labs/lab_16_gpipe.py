@@ -1,7 +1,7 @@
 """GPipe by hand: each rank holds one stage of a model, and micro-batches follow each other through it.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_gpipe.py
-Written by:  notebooks/16_pipeline_parallel.ipynb
+Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """Five schedules train a GPT with tied embeddings: all equal one process; what they send, hold and compute.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_schedules.py
-Written by:  notebooks/16_pipeline_parallel.ipynb
+Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """When is each rank at work? Six schedules on simulated devices: by formula, by dependencies, executed.
 
 Run it:      python labs/lab_16_timeline.py
-Written by:  notebooks/16_pipeline_parallel.ipynb
+Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

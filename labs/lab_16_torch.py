@@ -1,7 +1,7 @@
 """torch.distributed.pipelining on the same stages: equal to ours, its scaling of gradients, what it refuses.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_torch.py
-Written by:  notebooks/16_pipeline_parallel.ipynb
+Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

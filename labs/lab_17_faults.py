@@ -1,7 +1,7 @@
 """Nine mistakes of tensor parallelism: most of them raise no error, so something has to look.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_17_faults.py
-Written by:  notebooks/17_tensor_parallel.ipynb
+Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 """
 
 import logging

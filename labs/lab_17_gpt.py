@@ -1,7 +1,7 @@
 """A whole GPT over all ranks: heads, MLP, vocabulary and loss, equal to one process after each step.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_17_gpt.py
-Written by:  notebooks/17_tensor_parallel.ipynb
+Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """An MLP over all ranks: the first layer is split by columns, the second by rows.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_17_mlp.py
-Written by:  notebooks/17_tensor_parallel.ipynb
+Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 """
 
 import os

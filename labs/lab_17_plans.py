@@ -1,7 +1,7 @@
 """torch's plans: `parallelize_module` splits the same GPT, with the same collectives as by hand.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_17_plans.py
-Written by:  notebooks/17_tensor_parallel.ipynb
+Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

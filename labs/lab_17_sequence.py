@@ -1,7 +1,7 @@
 """Sequence parallelism: between the split layers each rank has a part of the sequence, for the same traffic.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_17_sequence.py
-Written by:  notebooks/17_tensor_parallel.ipynb
+Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """DDP, ZeRO-1 in three ways and ZeRO-2 equal one process; what each rank keeps and sends is counted.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_by_hand.py
-Written by:  notebooks/18_sharded_optimizer.ipynb
+Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 """
 
 import copy

@@ -1,7 +1,7 @@
 """torch's sharded optimizer beside the plain one after every step; Muon on FSDP2, and what it sends.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_equal.py
-Written by:  notebooks/18_sharded_optimizer.ipynb
+Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """Three ways to get it wrong: nobody sends, half a state is saved, the state was not gathered.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_faults.py
-Written by:  notebooks/18_sharded_optimizer.ipynb
+Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """ZeRO-1: each rank keeps the optimizer state of 1/N of the parameters.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_zero_1.py
-Written by:  notebooks/18_sharded_optimizer.ipynb
+Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """FSDP by hand, proved: equal to DDP and to one process after every step; what a step holds, copies included.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_by_hand.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Around FSDP: who makes ranks equal, when to build the optimizer, the norm of gradients, bytes by dtype.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_details.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """FSDP of both generations equals one process after every step, on 1 to N ranks, and holds 1/N of its bytes.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_19_fsdp.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """Load on another number of ranks what lab_19_state.py saved, and go on training.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_19_load.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """FSDP in use: accumulation, activations, the meta device, a trap, LoRA, torch.compile.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_practice.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import warnings

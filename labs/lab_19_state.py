@@ -1,7 +1,7 @@
 """Save what FSDP trained: one whole file from rank 0, or a shard from each rank; and rank 0 gathers alone.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_state.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import io

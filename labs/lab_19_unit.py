@@ -1,7 +1,7 @@
 """A unit of FSDP in plain torch: each rank keeps a shard of it, and has the whole only while it computes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_unit.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """What the choice of units does to the peak of memory, to the collectives, and to the bytes on the wire.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_19_units.py
-Written by:  notebooks/19_fsdp.ipynb
+Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 from collections.abc import Callable

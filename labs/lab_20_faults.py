@@ -1,7 +1,7 @@
 """Seven mistakes around context parallelism, each on the GPT. All but the last raise no error.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_20_faults.py
-Written by:  notebooks/20_context_parallel.ipynb
+Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

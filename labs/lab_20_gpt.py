@@ -1,7 +1,7 @@
 """A GPT whose sequence lies on all ranks trains as in one process: three ways, after each step.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_gpt.py
-Written by:  notebooks/20_context_parallel.ipynb
+Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Memory against the length of the sequence: full attention, a flash kernel, and that kernel on a ring.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_memory.py
-Written by:  notebooks/20_context_parallel.ipynb
+Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Ring attention: one sequence lies on all ranks, and keys and values go round, forward and backward.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_ring.py
-Written by:  notebooks/20_context_parallel.ipynb
+Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 """
 
 import math

@@ -1,7 +1,7 @@
 """torch's context parallel API of 2026, on a CPU: layouts, gathered keys, packed documents.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_20_torch.py
-Written by:  notebooks/20_context_parallel.ipynb
+Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 
 The keys are gathered as for FlexAttention. That kernel has no backward on a CPU, and its block masks are
 compiled, so attention itself is torch's usual one here, under a mask.

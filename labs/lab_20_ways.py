@@ -1,7 +1,7 @@
 """Ring, gathered keys and values, Ulysses: the same attention, with counted work, calls and bytes.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_ways.py
-Written by:  notebooks/20_context_parallel.ipynb
+Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Two ways to balance experts, beside none: a loss on the router, and a bias that only chooses.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_21_balance.py
-Written by:  notebooks/21_expert_parallel.ipynb
+Written by:  notebooks/21_expert_parallel.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

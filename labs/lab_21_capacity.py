@@ -1,7 +1,7 @@
 """A fixed capacity for each expert: even all-to-alls without counts, padding, and tokens that are dropped.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_21_capacity.py
-Written by:  notebooks/21_expert_parallel.ipynb
+Written by:  notebooks/21_expert_parallel.ipynb (edit it there)
 """
 
 import math

@@ -1,7 +1,7 @@
 """Mistakes of expert parallelism: calls that a rank leaves out, counts, and gradients.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_21_faults.py
-Written by:  notebooks/21_expert_parallel.ipynb
+Written by:  notebooks/21_expert_parallel.ipynb (edit it there)
 """
 
 from collections.abc import Callable

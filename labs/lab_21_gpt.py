@@ -1,7 +1,7 @@
 """A GPT whose MLPs are mixtures of experts, equal to one process after each step; calls, bytes, gradients.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_21_gpt.py
-Written by:  notebooks/21_expert_parallel.ipynb
+Written by:  notebooks/21_expert_parallel.ipynb (edit it there)
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """A mixture of experts over all ranks: each rank has some experts, and tokens travel to those they chose.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_21_moe.py
-Written by:  notebooks/21_expert_parallel.ipynb
+Written by:  notebooks/21_expert_parallel.ipynb (edit it there)
 """
 
 import math

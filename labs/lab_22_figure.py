@@ -1,7 +1,7 @@
 """Any rank of a large mesh, in one process: Figure 5 of the Llama 3 paper, and why its order is that one.
 
 Run it:      python labs/lab_22_figure.py
-Written by:  notebooks/22_device_mesh.ipynb
+Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 """
 
 import math

@@ -1,7 +1,7 @@
 """FSDP x TP x SP by torch, clipped, saved and loaded into other layouts: after each step as one process.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_load.py
-Written by:  notebooks/22_device_mesh.ipynb
+Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 """
 
 import logging

@@ -1,7 +1,7 @@
 """A mesh: who is in which group, who reads which rows, who draws which random numbers.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_mesh.py
-Written by:  notebooks/22_device_mesh.ipynb
+Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 """
 
 import math

@@ -1,7 +1,7 @@
 """The norm of a gradient that lies on many ranks: right over FSDP x TP and over PP, and ways to get it wrong.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_norm.py
-Written by:  notebooks/22_device_mesh.ipynb
+Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 """
 
 from dataclasses import dataclass, field

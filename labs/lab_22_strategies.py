@@ -1,7 +1,7 @@
 """Every strategy of lessons 08 to 21 as one function: its part of one transformer, a step, its formulas.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_strategies.py
-Written by:  notebooks/22_device_mesh.ipynb
+Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 
 What trains here is what the lessons proved: labs/lab_16_executor.py, labs/lab_16_schedules.py,
 labs/lab_17_gpt.py, labs/lab_17_sequence.py, labs/lab_18_zero_1.py, labs/lab_20_gpt.py and

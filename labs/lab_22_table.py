@@ -1,7 +1,7 @@
 """The table: parity, calls, bytes, storage and peak of every strategy, held against formulas.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_table.py
-Written by:  notebooks/22_device_mesh.ipynb
+Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 
 With 8 ranks: PP x FSDP x TP. ``--only "FSDP x TP" --only DDP`` runs these rows, and records nothing.
 """

@@ -1,7 +1,7 @@
 """All workers call each other at once, several calls run in threads, and one answer waits for all callers.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_calls.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What a call costs, and what batching saves: calls and bytes counted, times measured.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_cost.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """What goes wrong with calls, what the caller hears of it, and a shutdown that somebody leaves out.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_faults.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import io

@@ -1,7 +1,7 @@
 """A parameter server: one worker holds the weights, the others train. Its log replays in one process.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_parameter_server.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import random

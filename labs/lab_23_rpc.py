@@ -1,7 +1,7 @@
 """Call functions in other processes: wait for the result, fetch it later, or leave it where it was made.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_rpc.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import os

@@ -1,7 +1,7 @@
 """An RRef keeps an object alive on its owner until the last user lets go.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_rref.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import gc

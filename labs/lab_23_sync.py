@@ -1,7 +1,7 @@
 """The same weights by calls and by a process group, whole and in slices: equal bit for bit, and counted.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_23_sync.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """Two jobs: after each step, trainers (FSDP2) send their weights to generators (tensor parallel).
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_23_weights.py
-Written by:  notebooks/23_rpc.ipynb
+Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import os

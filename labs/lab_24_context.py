@@ -1,7 +1,7 @@
 """One backward through two processes: a front here and a head there, equal to one process.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_24_context.py
-Written by:  notebooks/24_distributed_autograd.ipynb
+Written by:  notebooks/24_distributed_autograd.ipynb (edit it there)
 """
 
 import os

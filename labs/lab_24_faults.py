@@ -1,7 +1,7 @@
 """Seven ways to miss a gradient that should have crossed processes. Three of them raise nothing.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_24_faults.py
-Written by:  notebooks/24_distributed_autograd.ipynb
+Written by:  notebooks/24_distributed_autograd.ipynb (edit it there)
 """
 
 import io

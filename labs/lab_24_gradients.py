@@ -1,7 +1,7 @@
 """As many contexts as ranks are open on one head, and none mixes with another: each equals one process.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_24_gradients.py
-Written by:  notebooks/24_distributed_autograd.ipynb
+Written by:  notebooks/24_distributed_autograd.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Train a chain of stages, one on each worker, with a distributed optimizer: equal to one process.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_24_train.py
-Written by:  notebooks/24_distributed_autograd.ipynb
+Written by:  notebooks/24_distributed_autograd.ipynb (edit it there)
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Why is this run slow? A decision tree asks the traces of all ranks, and names a part of the step and ranks.
 
 Run it:      python labs/lab_25_diagnose.py FOLDER
-Written by:  notebooks/25_see_it.ipynb
+Written by:  notebooks/25_see_it.ipynb (edit it there)
 """
 
 import sys

@@ -1,7 +1,7 @@
 """How many operations a step of a GPT has: the formula of the PaLM paper against torch's own count, exactly.
 
 Run it:      python labs/lab_25_flops.py
-Written by:  notebooks/25_see_it.ipynb
+Written by:  notebooks/25_see_it.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The reader and the decision tree proved on traces whose answer is known: they are made of that answer.
 
 Run it:      python labs/lab_25_known.py
-Written by:  notebooks/25_see_it.ipynb
+Written by:  notebooks/25_see_it.ipynb (edit it there)
 """
 
 import random

@@ -1,7 +1,7 @@
 """Training under torch.profiler: each rank writes a trace. Torch and Python, nothing else.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_25_profile.py
-Written by:  notebooks/25_see_it.ipynb
+Written by:  notebooks/25_see_it.ipynb (edit it there)
 
 The option ``--folder`` keeps the traces. Open one by hand in https://ui.perfetto.dev.
 """

@@ -1,7 +1,7 @@
 """A reader of torch's traces: where the time of each step goes, and who comes last to a collective.
 
 Run it:      python labs/lab_25_reader.py FOLDER
-Written by:  notebooks/25_see_it.ipynb
+Written by:  notebooks/25_see_it.ipynb (edit it there)
 
 FOLDER holds the traces of one run, a ``*.json`` file for each rank. The standard library is enough. Its time
 grows with the number of events, not with that of steps times events.

@@ -1,7 +1,7 @@
 """Three slow runs, traced on all ranks: one rank holds the others up, for two reasons, or they take turns.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_25_slow.py
-Written by:  notebooks/25_see_it.ipynb
+Written by:  notebooks/25_see_it.ipynb (edit it there)
 
 The work of a layer is a sleep of known length, so that busy processors do not change the answer. It runs on
 the CPU, on a machine with GPUs, too.

@@ -2,7 +2,7 @@
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_26_look.py
 Ends with:   exit code 1
-Written by:  notebooks/26_when_it_hangs.ipynb
+Written by:  notebooks/26_when_it_hangs.ipynb (edit it there)
 
 It would hang for half an hour. We set the time-out to 20 s, and look after 5 s.
 """

@@ -5,7 +5,7 @@ On each machine, with the name or address of the first one as HEAD, and its own 
         --rdzv-endpoint=HEAD:29500 --rdzv-conf=join_timeout=600 --local-addr=MINE lab_27_who.py
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_27_who.py
-Written by:  notebooks/27_many_machines.ipynb
+Written by:  notebooks/27_many_machines.ipynb (edit it there)
 """
 
 import os

@@ -3,7 +3,7 @@
 The ranks are forks of this process, each on a host of its own, so that torch is imported once.
 
 Run it:      python labs/lab_27_wire.py
-Written by:  notebooks/27_many_machines.ipynb
+Written by:  notebooks/27_many_machines.ipynb (edit it there)
 """
 
 import time

@@ -1,7 +1,7 @@
 """Which layout for which model on how many GPUs? The planner tries all; a table has the fastest of each kind.
 
 Run it:      python labs/lab_28_layouts.py
-Written by:  notebooks/28_plan_a_cluster.ipynb
+Written by:  notebooks/28_plan_a_cluster.ipynb (edit it there)
 """
 
 from collections import Counter

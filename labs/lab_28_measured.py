@@ -1,7 +1,7 @@
 """The rooflines of the lesson beside all trainings of ``published.csv``, and beside the planner.
 
 Run it:      python labs/lab_28_measured.py
-Written by:  notebooks/28_plan_a_cluster.ipynb
+Written by:  notebooks/28_plan_a_cluster.ipynb (edit it there)
 """
 
 from dataclasses import replace

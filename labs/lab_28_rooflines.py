@@ -1,7 +1,7 @@
 """When does communication decide? FSDP, tensor and expert parallelism on one node of 8 GPUs and on many.
 
 Run it:      python labs/lab_28_rooflines.py
-Written by:  notebooks/28_plan_a_cluster.ipynb
+Written by:  notebooks/28_plan_a_cluster.ipynb (edit it there)
 """
 
 from dataclasses import dataclass

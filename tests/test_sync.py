@@ -31,7 +31,7 @@ Builds on nothing · 5 min + 5 min exercise · 2 CPU ranks · GPU: not needed
 TEXT_OF_LAB = '''"""A lab of the tests.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_{number}_small.py
-Written by:  notebooks/{number}_small.ipynb
+Written by:  notebooks/{number}_small.ipynb (edit it there)
 """
 
 from shared.runtime.group import process_group

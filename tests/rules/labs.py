@@ -28,8 +28,8 @@ def docstring_problems(path: Path, notebook: str) -> list[str]:
         problems.append(f"{path.name} does not say what it is")
     if not any(line.startswith("Run it:") and f"labs/{path.name}" in line.split() for line in lines):
         problems.append(f"{path.name} has no line `Run it: ... labs/{path.name}`")
-    if f"Written by:  notebooks/{notebook}" not in lines:
-        problems.append(f"{path.name} has no line `Written by:  notebooks/{notebook}`")
+    if f"Written by:  notebooks/{notebook} (edit it there)" not in lines:
+        problems.append(f"{path.name} has no line `Written by:  notebooks/{notebook} (edit it there)`")
     return problems
 
 
