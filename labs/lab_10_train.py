@@ -59,7 +59,7 @@ COMPLETE = re.compile(r"step_\d{8,}")  # the name of a checkpoint that is comple
 FREE = {"allow_changes", "checkpoints", "device", "evaluate", "export", "keep", "log_every", "metrics"}
 FREE |= {"profile", "save_every", "timeout", "workers"}
 # and these may with --allow-changes. All others must be as they were.
-CHANGEABLE = {"clip", "compile", "epochs", "lr", "micro_batch", "warm_up", "weight_decay"}
+CHANGEABLE = {"clip", "compile", "data", "epochs", "lr", "micro_batch", "warm_up", "weight_decay"}
 
 
 # --- Options ---
@@ -534,7 +534,7 @@ class Trainer:
     def share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0. Collective.
 
-        The running statistics of a batch norm that is not synchronized are those of each rank's own images.
+        DDP has sent them before the last forward pass; the running statistics have moved since then.
         """
         for buffer in self.ddp.module.buffers():
             dist.broadcast(buffer, src=0)

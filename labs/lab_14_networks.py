@@ -160,9 +160,13 @@ def table(rows: list[Row], target: float, hidden: bool, job: Job) -> dict[str, d
 
 
 def fastest(cells: dict[str, Cell]) -> list[str]:
-    """The kind with the least mean, and those whose range of seeds overlaps its range."""
+    """The kind with the least mean, and those that are not slower than it with every seed."""
     best = min(cells.values(), key=lambda cell: sum(cell.minutes))
-    return [kind for kind, cell in cells.items() if min(cell.minutes) <= max(best.minutes)]
+
+    def always_slower(cell: Cell) -> bool:
+        return all(own > its for own, its in zip(cell.minutes, best.minutes, strict=True))
+
+    return [kind for kind, cell in cells.items() if not always_slower(cell)]
 
 
 def show(found: dict[str, dict[str, Cell]]) -> None:

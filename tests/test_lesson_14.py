@@ -68,10 +68,10 @@ def test_a_step_takes_computation_messages_and_bytes(
     assert networks.step_s(way, networks.Network(100, 1), job, hidden) == pytest.approx(expected)
 
 
-def test_ranges_that_overlap_are_not_told_apart(networks: ModuleType):
+def test_a_way_is_told_apart_if_it_is_slower_with_every_seed(networks: ModuleType):
     cells = {
         "a": networks.Cell("all-reduce", [10.0, 12.0]),
-        "b": networks.Cell("bf16", [12.0, 20.0]),
-        "c": networks.Cell("DiLoCo, H = 4", [13.0, 14.0]),
+        "b": networks.Cell("bf16", [20.0, 12.0]),
+        "c": networks.Cell("DiLoCo, H = 4", [10.5, 12.5]),
     }
     assert networks.fastest(cells) == ["a", "b"]
