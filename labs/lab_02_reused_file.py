@@ -1,4 +1,4 @@
-"""Rank 0 meets nobody by a file that is left of an earlier group. Then two ranks meet without that file.
+"""Rank 0 meets nobody through a file left over from an earlier group. Then two ranks meet without that file.
 
 Run it:      python labs/lab_02_reused_file.py
 Written by:  notebooks/02_rendezvous.ipynb (edit it there)

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 # Older torch calls them all_gather_into_tensor and reduce_scatter_tensor.
-all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+if hasattr(dist, "all_gather_single"):
+    all_gather_single, reduce_scatter_single = dist.all_gather_single, dist.reduce_scatter_single
+else:
+    all_gather_single, reduce_scatter_single = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
 # x is a whole tensor, the same shape on every rank; a piece is 1 / n of it, where n is the number of ranks.
 
@@ -118,7 +120,7 @@ def setup() -> torch.device:
         torch.cuda.set_device(device)
         gpu = str(torch.cuda.get_device_properties(device).uuid)
     store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # ranks that differ must know it before the group forms
+    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
     gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
     if 0 < len(gpus) < world_size:
         mine = f"rank {rank} on {socket.gethostname()} has {device}"

@@ -111,7 +111,7 @@ def setup() -> torch.device:
         torch.cuda.set_device(device)
         gpu = str(torch.cuda.get_device_properties(device).uuid)
     store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # ranks that differ must know it before the group forms
+    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
     gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
     if 0 < len(gpus) < world_size:
         mine = f"rank {rank} on {socket.gethostname()} has {device}"

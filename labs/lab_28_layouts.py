@@ -85,7 +85,7 @@ def check(rows: dict[str, dict[int, dict]]) -> None:
 def main() -> None:
     stack = stack_named("torch")
     rows: dict[str, dict[int, dict]] = {}
-    print("model   GPUs  tokens on a GPU" + "".join(f"{kind:>9}" for kind in KINDS) + "   take")
+    print("model   GPUs  tokens/GPU/step" + "".join(f"{kind:>9}" for kind in KINDS) + "   take")
     for name, (sequences, sizes) in TABLE.items():
         model = model_named(name)
         rows[name] = {}

@@ -43,10 +43,11 @@ INTRODUCTION = (
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
     "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
-    "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU. All-reduces "
-    "of 10 and of 1,000 numbers: one rank ended, the other hung. Of 1,000,000 and 3,000,000: both ended, one "
-    "with wrong sums. Of float32 and bfloat16: one ended with wrong sums and the other hung, or both hung. A "
-    "broadcast here, an all-reduce there: one ended, the other hung. "
+    "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU "
+    "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). One "
+    "rank reduced 10 numbers, the other 1,000: one ended, the other hung. 1,000,000 and 3,000,000 numbers: "
+    "both ended, one with wrong sums. float32 and bfloat16: one ended with wrong sums and the other hung, or both "
+    "hung. A broadcast here, an all-reduce there: one ended, the other hung. "
     "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
 )
 COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}

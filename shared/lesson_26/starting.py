@@ -87,7 +87,7 @@ if not torch.cuda.is_available():
         says={0: "requires at least one CUDA device"},
         right="^gloo$",
         did="asked for nccl on a machine without a GPU",
-        cause="nccl talks between GPUs only; some builds of torch lack it altogether",
+        cause="nccl needs a GPU; older torch: `ProcessGroupNCCL is only supported with GPUs, no GPUs found!`",
         cure="pick the backend by the device",
         lesson="02",
         forms_group=False,

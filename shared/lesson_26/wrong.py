@@ -191,7 +191,7 @@ def mean_of_means(rank: int, cured: bool) -> float:
     right="^0.4$",
     symptom="accuracy is 1/N of what one process has",
     did="divided a rank's own hits by the size of the whole test set",
-    cause="accuracy ÷ N",
+    cause="a rank has 1/N of the samples, and divides its hits by all of them",
     cure="reduce both, then divide",
     lesson="10",
 )
@@ -246,7 +246,7 @@ def no_set_epoch(rank: int, cured: bool) -> str:
     right="^the ranks draw differently$",
     symptom="augmentation, dropout or a diffusion's noise is alike on all ranks, or on an FSDP group's",
     did="called `torch.manual_seed(0)` on all ranks, or seeded by the replica's number alone",
-    cause="they draw alike, though each has data of its own; so has each rank along FSDP's shard dimension",
+    cause="they draw the same numbers for different data; FSDP's ranks have different data, too",
     cure="seed + rank, counted along all dimensions that divide data, after the model is made",
     lesson="06",
 )

@@ -43,7 +43,7 @@ ANSWERS = [
         what="Numbers in place of texts: os.environ refuses them.",
         old="str(local_rank)",
         new="local_rank",
-        told="3,4: LOCAL_RANK is 0, of type int; variables are texts",
+        told="3,4: LOCAL_RANK is 0, of type int; variables are strings",
     ),
     Wrong(
         what="torchrun's default port for every job.",

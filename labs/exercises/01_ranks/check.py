@@ -27,7 +27,7 @@ def ask(answer: ModuleType, tasks_per_node: str, hosts: list[str], job: int) -> 
         for name, value in entry[1].items():
             if not isinstance(value, str):
                 kind = type(value).__name__
-                raise Wrong(f"{tasks_per_node}: {name} is {value!r}, of type {kind}; variables are texts")
+                raise Wrong(f"{tasks_per_node}: {name} is {value!r}, of type {kind}; variables are strings")
     return processes
 
 

@@ -9,8 +9,8 @@ def processes_of(slurm: dict[str, str], hosts: list[str]) -> list[tuple[str, dic
             The first variable is the number of processes on each host; 4(x2) stands for 4,4.
         hosts: the hosts in Slurm's order, as ``scontrol show hostnames`` prints them.
 
-    The variables are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all texts. Ranks count host
-    by host. All processes meet at rank 0's host, at a port from 1024 to 65535 that differs from job to job.
+    The variables are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all strings. Ranks count host
+    by host. All processes meet at rank 0's host, at a port from 1024 to 65535 that the next job does not use.
     """
     # solution: begin
     sizes = []

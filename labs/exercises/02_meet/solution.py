@@ -28,7 +28,8 @@ def meet(
         store.wait(names, timeout)
     except dist.DistStoreError:
         missing = [name for name in names if not store.check([name])]
-        raise TimeoutError(f"still missing: {', '.join(missing)}") from None
+        if missing:
+            raise TimeoutError(f"still missing: {', '.join(missing)}") from None
     by_rank = sorted(names)
     return by_rank.index(me), [store.get(name).decode() for name in by_rank]
     # solution: end
