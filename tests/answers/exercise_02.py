@@ -8,7 +8,8 @@ try:
     store.wait(names, timeout)
 except dist.DistStoreError:
     missing = [name for name in names if not store.check([name])]
-    raise TimeoutError(f"still missing: {', '.join(missing)}") from None
+    if missing:
+        raise TimeoutError(f"still missing: {', '.join(missing)}") from None
 """
 RETURN = """
 by_rank = sorted(names)
