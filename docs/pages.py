@@ -98,7 +98,8 @@ def read_notebook(text: str) -> nbformat.NotebookNode:
     for index, cell in enumerate(notebook.cells):
         match = WRITEFILE.match(cell.source)
         if cell.cell_type == "markdown":
-            cell.source = diffs.fenced(cell.source)  # Sphinx colours the code, too
+            source = cell.source.replace("](../README.md", "](../index.md")
+            cell.source = diffs.fenced(source)  # Sphinx colours the code, too
         elif match:
             shown = as_file(match[1], cell.source[match.end() :], is_open=not is_folded(cell.source))
             notebook.cells[index] = nbformat.v4.new_markdown_cell(shown, id=cell.id)
