@@ -62,7 +62,7 @@ def all_gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 def all_to_all(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of every rank's x."""
-    length_of_piece(x, group)
+    length_of_piece(x, group)  # only for its check
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x, group=group)
     return received
