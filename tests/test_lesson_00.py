@@ -9,8 +9,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from shared.lesson_10 import diffs
 from shared.runtime.children import is_running
+from shared.tools import diffs
 from tests.helpers import LESSON_PATHS, ROOT
 from tests.launch import warm_torchrun
 from tests.sleeping_lab import wait_until
