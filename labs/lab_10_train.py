@@ -1026,6 +1026,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Refused as error:
         if is_first_here():  # a file may be missing on one machine only
             print(error, file=sys.stderr)
+        else:
+            time.sleep(1)  # torchrun ends all ranks when one has ended, and the first is to say why
         if dist.is_initialized():
             dist.destroy_process_group()
         return 2

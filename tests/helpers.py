@@ -21,7 +21,7 @@ EXERCISE_FOLDER = ROOT / "labs" / "exercises"
 LESSON_PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 EXERCISES = sorted(path.parent.name for path in EXERCISE_FOLDER.glob("*/solution.py"))
 Done = subprocess.CompletedProcess
-HANG_S = 600  # bounds a hang; nothing is measured with it
+HANG_S = 1200  # bounds a hang; nothing is measured with it
 
 
 @cache

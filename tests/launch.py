@@ -17,6 +17,7 @@ import atexit
 import os
 import signal
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -208,7 +209,8 @@ def be_python(job: Job, variables: dict[str, str], output: Path) -> None:
     os.environ.clear()
     os.environ.update(variables)
     installed = [path for path in PATH if path not in ("", *ours)]
-    sys.path[:] = [str(job.script.parent), *paths_of(variables), *installed]
+    found = [str(job.script.parent), *paths_of(variables), *installed]
+    sys.path[:] = [*found, *(path for path in paths_of_pth_files() if path not in found)]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("shared", "tests")]:
         del sys.modules[name]  # the job finds them where its PYTHONPATH says, or not at all
     sys.argv = [str(job.script), *map(str, job.arguments)]
@@ -261,6 +263,13 @@ def forget_multiprocessing() -> None:
     processes._current_process = MAIN_PROCESS
     processes._parent_process = None
     context._default_context._actual_context = None
+
+
+def paths_of_pth_files() -> list[str]:
+    """Folders that installed packages put on Python's path, as editable ones do."""
+    files = sorted(Path(sysconfig.get_path("purelib")).glob("*.pth"))
+    lines = "".join(file.read_text(encoding="utf-8") + "\n" for file in files).splitlines()
+    return [line for line in lines if line and Path(line).is_dir()]
 
 
 def paths_of(variables) -> list[str]:

@@ -54,7 +54,8 @@ def test_the_wheel_holds_three_tools_that_run_in_an_empty_environment(tmp_path: 
     empty = tmp_path / "empty"
     assert python("-m", "venv", "--without-pip", empty).returncode == 0
     there = empty / "bin" / "python"
-    done = python(*pip, "--python", there, "install", *alone, wheel)
+    # Without the folder of an editable install in sight: pip would find the package there already.
+    done = python(*pip, "--python", there, "install", *alone, wheel, PYTHONPATH="")
     assert done.returncode == 0, done.stdout
     script = tmp_path / "train.py"
     script.write_text("torch.cuda.set_device(rank)\n", encoding="utf-8")
