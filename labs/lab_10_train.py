@@ -54,6 +54,7 @@ from tqdm import tqdm
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SAVED_AND_LEFT = 75  # EX_TEMPFAIL of sysexits.h: "try again later", and it goes on where it was
 LEAVE_S = 60.0  # that a rank which has failed waits for the save under way
+FIRST_SAYS_S = 20.0  # that a refused rank waits for the first, which may still be importing torch
 COMPLETE = re.compile(r"step_\d{8,}")  # the name of a checkpoint that is complete
 # When a run goes on, these options may differ: they do not decide what is learnt,
 FREE = {"allow_changes", "checkpoints", "device", "evaluate", "export", "keep", "log_every", "metrics"}
@@ -1027,7 +1028,7 @@ def main(arguments: list[str] | None = None) -> int:
         if is_first_here():  # a file may be missing on one machine only
             print(error, file=sys.stderr)
         else:
-            time.sleep(1)  # torchrun ends all ranks when one has ended, and the first is to say why
+            time.sleep(FIRST_SAYS_S)  # torchrun ends all ranks when one has ended
         if dist.is_initialized():
             dist.destroy_process_group()
         return 2

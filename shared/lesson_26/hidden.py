@@ -169,10 +169,12 @@ def order_drawn_again(rank: int, cured: bool) -> str:
     torch.manual_seed(7)
     for number, batch in enumerate(loader(epoch=0)):
         if number == 5:
+            state = torch.get_rng_state()
             break  # this life ends here
         came += batch.tolist()
         torch.rand(3)  # dropout, augmentation
-    torch.set_rng_state(torch.get_rng_state())  # as the checkpoint brings it back
+    torch.manual_seed(8)  # another process
+    torch.set_rng_state(state)  # as the checkpoint brings it back
     for number, batch in enumerate(loader(epoch=0)):
         if number >= 5:
             came += batch.tolist()

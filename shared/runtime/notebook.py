@@ -102,7 +102,7 @@ def _set_environment(root: Path) -> None:
     os.environ["SHELLOPTS"] = "pipefail"  # bash reads this at start
     gpus = _count_gpus()
     if "RANK_BY_RANK_DEVICE" not in os.environ and 0 < gpus < RANKS:
-        print(f"{RANKS} ranks need {RANKS} GPUs, this machine has {gpus}: the labs run on the CPU")
+        print(f"labs have up to {RANKS} ranks, and commands here see {gpus} GPUs: the labs run on the CPU")
         os.environ["RANK_BY_RANK_DEVICE"] = "cpu"
     if os.environ.get("RANK_BY_RANK_DEVICE") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -95,6 +95,19 @@ ANSWERS = [
         new="exchange.handles = [dist.isend(outgoing, right), dist.irecv(incoming, left)]",
         told="the result is not what rank",
     ),
+    Wrong(
+        what="Waits for what comes, not for what goes.",
+        old="""
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        """,
+        new="""
+        works = dist.batch_isend_irecv(operations)
+        swap.__dict__.setdefault("kept", []).extend(works)
+        works[1].wait()
+        """,
+        told="sent: it begins with 0",
+    ),
     Right(
         what="Every second rank receives first, with tags that agree with the order.",
         old=SWAP,

@@ -35,6 +35,7 @@ def main() -> None:
 
     def pretend_to_join(backend: str, device_id: torch.device | None, **others) -> None:
         calls.append(f"{backend} bound to {device_id}")
+        print(f"bound to {device_id}", flush=True)
         join("gloo", **others)
 
     torch.cuda.device_count = lambda: len(seen)

@@ -10,6 +10,7 @@ from shared.runtime.group import Group
 from shared.runtime.ports import HERE, is_taken
 
 NODES = {"3,4": [3, 4], "4,3": [4, 3], "2(x2),1": [2, 2, 1], "1,5(x3)": [1, 5, 5, 5], "2": [2]}
+NODES["12,2(x11)"] = [12, *[2] * 11]
 JOBS = (4711, 4712, 12345678)  # numbers of jobs have up to eight digits
 PATIENCE = timedelta(seconds=10)
 Processes = list[tuple[str, dict[str, str]]]

@@ -22,10 +22,10 @@ def values_of(rank: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return torch.arange(length, dtype=dtype, device=device) + 100_000 * rank
 
 
-def begin_late(group: Group) -> None:
+def begin_late(group: Group, dtype: torch.dtype) -> None:
     """Rank 0 begins when all others have begun: who does not wait reads what is not there yet."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    begun = dist.PrefixStore("exercise 03", store)
+    begun = dist.PrefixStore(f"exercise 03, {dtype}", store)
     begun.add("ranks", 1)
     if group.rank == 0:
         while begun.add("ranks", 0) < group.world_size:
@@ -60,25 +60,31 @@ def problem_of_calls(log: NcclWatch, outgoing: torch.Tensor) -> str | None:
     return None
 
 
-def call(answer: ModuleType, outgoing: torch.Tensor) -> tuple[object, NcclWatch]:
-    """What the answer returns, and what it called. A length that is read too early is the largest number."""
+def call(answer: ModuleType, outgoing: torch.Tensor) -> tuple[object, NcclWatch, bool]:
+    """What the answer returns, what it called, and whether it left ``outgoing`` as it was.
+
+    A length that is read too early is the largest number. Afterwards ``outgoing`` is used for something else.
+    """
+    given = outgoing.clone()
     torch.use_deterministic_algorithms(True, warn_only=True)  # then torch.empty fills new tensors
     try:
         with watch_for_nccl() as log:
             incoming = answer.exchange(outgoing)
     finally:
         torch.use_deterministic_algorithms(False)
-    return incoming, log
+    kept = torch.equal(outgoing, given)
+    outgoing.zero_()  # on return it may be used
+    return incoming, log, kept
 
 
 def judge(answer: ModuleType, group: Group, dtype: torch.dtype) -> None:
     n = group.world_size
     expected = [values_of(rank, dtype, group.device) for rank in range(n)]
     outgoing = expected[group.rank].clone()
-    begin_late(group)
-    incoming, log = call(answer, outgoing)
+    begin_late(group, dtype)
+    incoming, log, kept = call(answer, outgoing)
     problem = problem_of(incoming, expected, (group.rank - 1) % n)
-    if problem is None and not torch.equal(outgoing, expected[group.rank]):
+    if problem is None and not kept:
         problem = "the result is right, but the tensor that was handed in has changed"
     problem = problem or problem_of_calls(log, outgoing)
     ranks: list = [None] * n
