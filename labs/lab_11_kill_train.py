@@ -98,8 +98,8 @@ def watch_training(moments: Moments) -> None:
         def wrapper(*args, **options) -> object:
             seen[name] += 1
             if moments.kill_at == (name, seen[name]):
-                while not (moments.folder / BETWEEN_SAVES[moments.kill_at]).is_dir():
-                    time.sleep(0.01)  # a thread is saving it
+                while os.listdir(moments.folder) != [BETWEEN_SAVES[moments.kill_at]]:
+                    time.sleep(0.01)  # a thread saves it, then removes the one before
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **options)
 
