@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# The first optimizer would import this later. Then it keeps gloo's threads alive, and the exit may abort.
+# An optimizer would import this once the group exists. It would keep gloo's threads, and the exit may abort.
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
@@ -111,8 +111,10 @@ def train_epoch(
     loader.sampler.set_epoch(epoch)  # or every epoch has the same order
     batches = iter(loader)
     steps = len(loader) // MICRO_BATCHES  # micro-batches that fill no step are left out
-    losses = [train_step(ddp, optimizer, batches) for _ in range(steps)]
-    return torch.stack(losses).mean()
+    loss_sum = torch.zeros((), device=next(ddp.parameters()).device)
+    for _ in range(steps):
+        loss_sum += train_step(ddp, optimizer, batches)
+    return loss_sum / steps
 
 
 @torch.no_grad()

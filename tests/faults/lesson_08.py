@@ -14,7 +14,7 @@ FAULTS: list[Fault] = [
         lab="08_ddp",
         old="DistributedDataParallel(model, ",
         new="DistributedDataParallel(model, init_sync=False, ",
-        told="after construction first.weight: differs by",
+        told="after construction frozen.weight: differs by",
         run="08_equal",
     ),
     Fault(
