@@ -148,7 +148,7 @@ def buffers_apart(group: Group, no_sync: bool = False, **options: bool) -> tuple
     return at_start, farthest_from_rank_0(model.running_mean)
 
 
-def broadcast_buffers(group: Group) -> str:
+def forward_sync_buffers(group: Group) -> str:
     alone = group.world_size == 1
     assert buffers_apart(group) == (0.0, 0.0)
     start, later = buffers_apart(group, forward_sync_buffers=False)
@@ -157,7 +157,7 @@ def broadcast_buffers(group: Group) -> str:
     assert (start >= 1.0 and later >= 0.05) or alone, (start, later)
     start, later = buffers_apart(group, no_sync=True)
     assert start == 0.0 and (later > 0.05 or alone), (start, later)
-    return "True: forwards start from rank 0's, but for the one after no_sync; False: the constructor, too"
+    return "True: each forward sends rank 0's, but for one after no_sync; False: the constructor alone does"
 
 
 def bucket_cap_mb(group: Group) -> str:
@@ -180,7 +180,7 @@ SHOWN = {
     "find_unused_parameters": find_unused_parameters,
     "static_graph": static_graph,
     "gradient_as_bucket_view": gradient_as_bucket_view,
-    "broadcast_buffers": broadcast_buffers,
+    "forward_sync_buffers": forward_sync_buffers,
     "bucket_cap_mb": bucket_cap_mb,
 }
 
