@@ -1,8 +1,7 @@
 """Train an image classifier on any number of ranks, and go on after a restart at any moment.
 
-Copy this file, lab_11_checkpointing.py and lab_13_stopping.py. They need torch, and torchvision for folders.
+To copy, with lab_10_batches.py, lab_11_checkpointing.py and lab_13_stopping.py. Folders need torchvision.
 
-Alone:       python lab_10_train.py --epochs 2
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_train.py --epochs 2
 Written by:  notebooks/10_training_template.ipynb (edit it there)
 
@@ -11,28 +10,25 @@ Exit codes of a rank: 0 done, 1 a failure, 2 refused, 75 saved and left; the sam
 """
 
 import argparse
-import gzip
 import json
 import math
 import os
-import random
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import lab_13_stopping as stopping
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_10_batches import Data, DataError, RankBatches, Shifted, digits, images_of, seed_of
 from lab_11_checkpointing import Checkpoints, Refused
+from lab_13_stopping import SAVED_AND_LEFT, StopSign, ignore_signals, run_rank, store_of_this_attempt
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset
 from torch.utils.flop_counter import FlopCounterMode
 
 # When a run goes on, these options may differ: they do not decide what is learnt,
@@ -73,16 +69,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--peak-tflops", type=float, help="of a GPU in this precision, from its data sheet, to log the MFU")
     add("--timeout", type=int, default=600, help="seconds that a rank waits for the others")
     options = parser.parse_args(arguments)
-    if options.lr is None:
-        options.lr = 0.1 if options.optimizer == "sgd" else 0.001
+    default = {"sgd": 0.1, "adamw": 0.001}[options.optimizer]
+    options.lr = default if options.lr is None else options.lr
     for name, value in vars(options).items():
         lowest = 0 if name in ("lr", "warm_up", "weight_decay", "clip", "workers", "seed") else 1
         if type(value) in (int, float) and not lowest <= value < math.inf:
             raise Refused(f"--{name.replace('_', '-')} must be a number from {lowest}, not {value}")
-    if options.amp and options.float64:
-        raise Refused("--amp computes in half precision, --float64 in double: use one of them")
-    if options.evaluate and not options.checkpoints:
-        raise Refused("--evaluate tests a checkpoint: name its folder with --checkpoints")
     return options
 
 
@@ -103,7 +95,7 @@ def join(options: argparse.Namespace) -> Ranks:
     if gpus:
         torch.cuda.set_device(device)
     patience = timedelta(seconds=options.timeout)
-    store = stopping.store_of_this_attempt(patience)  # because torchrun may start the ranks again
+    store = store_of_this_attempt(patience)  # because torchrun may start the ranks again
     who = {"store": store, "rank": rank, "world_size": size, "device_id": device if gpus else None}
     dist.init_process_group("nccl" if gpus else "gloo", timeout=patience, **who)
     if rank == 0:
@@ -112,93 +104,15 @@ def join(options: argparse.Namespace) -> Ranks:
     return Ranks(rank, size, device)
 
 
-def seed_of(*what: object) -> int:
-    """A number that depends on all of ``what`` and on nothing else: so no random state has to be saved."""
-    return random.Random(repr(what)).getrandbits(63)
-
-
-class Data(NamedTuple):
-    """Images as float32 (channels, side, side), each with the number of its class."""
-
-    train: Dataset
-    test: Dataset
-    classes: int
-    known_by: int  # another number, other images
-
-
-def digits() -> Data:
-    """1,797 images of 8 x 8 that scikit-learn brings along; 1,437 to train on and 360 to test with."""
-    spec = find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise Refused("--data digits comes with scikit-learn: pip install scikit-learn")
-    with gzip.open(Path(spec.origin).parent / "datasets/data/digits.csv.gz", "rt") as lines:
-        rows = torch.tensor([[float(value) for value in line.split(",")] for line in lines])
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-    every = TensorDataset(rows[:, :64].reshape(-1, 1, 8, 8) / 16, rows[:, 64].long())
-    return Data(Subset(every, range(1437)), Subset(every, range(1437, 1797)), 10, seed_of(rows.tolist()))
-
-
-def images_of(folder: Path, side: int) -> Data:
-    from torchvision import datasets, transforms
-
-    cut = [transforms.Resize(side), transforms.CenterCrop(side), transforms.ToTensor()]
-    train = datasets.ImageFolder(folder / "train", transforms.Compose(cut))
-    test = datasets.ImageFolder(folder / "test", transforms.Compose(cut))
-    if train.classes != test.classes:
-        raise Refused(f"{folder.name}: train has the classes {train.classes}, test has {test.classes}")
-    names = [str(Path(path).relative_to(folder)) for path, _ in train.samples + test.samples]
-    some = [Path(path).read_bytes() for path, _ in train.samples[:: math.ceil(len(train) / 8)]]
-    return Data(train, test, len(train.classes), seed_of(names, some))
-
-
-class Shifted(Dataset):
-    """Each image moved by up to one pixel. The same image in the same epoch moves alike on every rank."""
-
-    def __init__(self, images: Dataset, seed: int) -> None:
-        self.images = images
-        self.seed = seed
-
-    def __getitem__(self, position: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        epoch, index = position
-        image, label = self.images[index]
-        own = random.Random(seed_of(self.seed, "augmentation", epoch, index))
-        return torch.roll(image, (own.randint(-1, 1), own.randint(-1, 1)), (1, 2)), label
-
-
-class RankBatches(Sampler[list]):
-    """This rank's images of each global batch of an epoch, from any step on: of n ranks, each n-th one.
-
-    Their order depends on seed and epoch alone, and takes 8 bytes per image. The rest of an epoch is left out.
-    """
-
-    def __init__(self, images: int, options: argparse.Namespace, ranks: Ranks) -> None:
-        if not ranks.size <= options.batch_size <= images:
-            raise Refused(f"--batch-size must be from {ranks.size} (ranks) to {images} (images)")
-        self.images = images
-        self.options = options
-        self.ranks = ranks
-        self.steps = images // options.batch_size  # in an epoch
-        self.done = 0  # in all epochs
-
-    def __iter__(self) -> Iterator[list]:
-        epoch, first = divmod(self.done, self.steps)
-        generator = torch.Generator().manual_seed(seed_of(self.options.seed, "order", epoch))
-        batches = torch.randperm(self.images, generator=generator).split(self.options.batch_size)
-        for batch in batches[first : self.steps]:
-            mine = batch[self.ranks.rank :: self.ranks.size].tolist()
-            yield [(epoch, index) for index in mine] if self.options.augment else mine
-
-
 def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[DataLoader, DataLoader]:
     """Loaders of this rank: batches to train on, and its share of the test images, each on one rank."""
-    common = {"num_workers": options.workers, "worker_init_fn": stopping.leave_signals_to_the_rank}
-    common["persistent_workers"] = options.workers > 0
+    common = {"num_workers": options.workers, "persistent_workers": options.workers > 0}
+    common |= {"worker_init_fn": ignore_signals, "pin_memory": ranks.device.type == "cuda"}
     common["multiprocessing_context"] = "fork" if options.workers and sys.platform == "linux" else None
-    common["pin_memory"] = ranks.device.type == "cuda"
-    train = Shifted(data.train, options.seed) if options.augment else data.train
+    batches = RankBatches(len(data.train), options.batch_size, options.seed, ranks.rank, ranks.size)
+    to_train = DataLoader(Shifted(data.train, options.seed, options.augment), batch_sampler=batches, **common)
     share = range(ranks.rank, len(data.test), ranks.size)  # not padded, so that each image counts once
-    to_test = DataLoader(Subset(data.test, share), batch_size=256, **common)
-    return DataLoader(train, batch_sampler=RankBatches(len(data.train), options, ranks), **common), to_test
+    return to_train, DataLoader(Subset(data.test, share), batch_size=256, **common)
 
 
 def build(data: Data, options: argparse.Namespace, ranks: Ranks) -> nn.Module:
@@ -222,10 +136,11 @@ def build(data: Data, options: argparse.Namespace, ranks: Ranks) -> nn.Module:
 class Trainer:
     """A model, its optimizer, and how far they are."""
 
-    def __init__(self, data: Data, options: argparse.Namespace, ranks: Ranks, steps: int) -> None:
+    def __init__(self, data: Data, options: argparse.Namespace, ranks: Ranks, steps_of_epoch: int) -> None:
         self.options = options
         self.ranks = ranks
-        self.steps = steps  # of the whole run
+        self.steps_of_epoch = steps_of_epoch
+        self.steps = steps_of_epoch * options.epochs
         self.step = 0  # optimizer steps that are done
         model = build(data, options, ranks)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -235,10 +150,10 @@ class Trainer:
         self.ddp = DistributedDataParallel(model.train(), device_ids=where, gradient_as_bucket_view=True)
         if options.compile:
             self.ddp.compile()  # in place, so that names of parameters stay as they are
-        groups = [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": options.weight_decay}
+        groups = [  # norms and biases, of one dimension, do not decay
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": options.weight_decay},
+            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        groups.append({"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0})
         if options.optimizer == "adamw":
             self.optimizer = torch.optim.AdamW(groups, options.lr)
         else:
@@ -248,12 +163,15 @@ class Trainer:
         self.precision = torch.autocast(ranks.device.type, half, enabled=options.amp is not None)
         self.begin_log()
 
+    def new_group(self) -> dist.ProcessGroup:
+        """For what must not mix with the gradients."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.options.timeout))
+
     def move(self, x: torch.Tensor) -> torch.Tensor:
         dtype = torch.float64 if self.options.float64 and x.is_floating_point() else x.dtype
         return x.to(self.ranks.device, dtype, non_blocking=True)
 
     def learning_rate(self) -> float:
-        """It grows for ``warm_up`` steps, then falls to 0 along half a cosine."""
         rise = min(1.0, (self.step + 1) / max(1, self.options.warm_up))
         done = max(0, self.step - self.options.warm_up) / max(1, self.steps - self.options.warm_up)
         return self.options.lr * rise * 0.5 * (1 + math.cos(math.pi * done))
@@ -281,7 +199,7 @@ class Trainer:
         self.step += 1
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0: DDP has done so before the last forward pass, not after it."""
+        """Give all ranks rank 0's buffers: DDP has done so before the last forward pass, not after it."""
         for buffer in self.ddp.module.buffers():
             dist.broadcast(buffer, src=0)
 
@@ -290,7 +208,7 @@ class Trainer:
 
     @torch.inference_mode()
     def evaluate(self, loader: DataLoader) -> tuple[float, int]:
-        """Return (share recognised, images seen). Sums over the ranks, which may have an image more or less."""
+        """Return (share recognised, images seen) of all ranks, which may have an image more or less."""
         self.share_buffers()
         model = self.ddp.module.eval()  # not the wrapper: its forward may communicate
         counts = torch.zeros(2, dtype=torch.int64, device=self.ranks.device)  # recognised, seen
@@ -302,11 +220,9 @@ class Trainer:
         model.train()
         dist.all_reduce(counts)
         recognised, seen = counts.tolist()
+        epoch = self.step // self.steps_of_epoch
+        self.say({"epoch": epoch, "accuracy": round(recognised / seen, 4), "images": seen})
         return recognised / seen, seen
-
-    def test(self, loader: DataLoader, epoch: int) -> None:
-        share, seen = self.evaluate(loader)
-        self.say({"epoch": epoch, "accuracy": round(share, 4), "images": seen})
 
     def begin_log(self) -> None:
         self.losses = torch.zeros((), device=self.ranks.device)  # their sum; it stays on the device
@@ -314,19 +230,16 @@ class Trainer:
         self.since = time.perf_counter()
 
     def log(self) -> None:
-        """A line about the steps since the last one. Collective."""
+        """A line about the steps since the last one, or since the epoch began. Collective."""
         dist.all_reduce(self.losses)
         images = (self.step - self.logged) * self.options.batch_size
         loss = self.losses.item() / images  # it waits for the GPU, so the clock is read after it
         speed = images / (time.perf_counter() - self.since)
         tflops = speed * self.flops_per_image / self.ranks.size / 1e12
-        line = {
-            "step": self.step,
-            "loss": round(loss, 6),
-            "gradient_norm": round(self.gradient_norm.item(), 4),
-        }
-        line |= {"lr": round(self.optimizer.param_groups[0]["lr"], 6), "images/s": round(speed, 1)}
-        line["tflops_per_rank"] = float(f"{tflops:.3g}")
+        rate = self.optimizer.param_groups[0]["lr"]
+        line = {"step": self.step, "loss": round(loss, 6), "lr": round(rate, 6)}
+        line["gradient_norm"] = round(self.gradient_norm.item(), 4)
+        line |= {"images/s": round(speed, 1), "tflops_per_rank": float(f"{tflops:.3g}")}
         if self.options.peak_tflops:
             line["mfu"] = round(tflops / self.options.peak_tflops, 4)
         self.say(line)
@@ -337,60 +250,71 @@ class Trainer:
             print(json.dumps(line), flush=True)
 
 
+def open_checkpoints(trainer: Trainer, data: Data) -> Checkpoints:
+    options = trainer.options
+    settings = {name: value for name, value in vars(options).items() if name not in FREE}
+    settings["images"] = data.known_by  # not --data: they may lie elsewhere in the next job
+    state = (trainer.ddp, trainer.optimizer, {"scaler": trainer.scaler})
+    rules = (options.keep, CHANGEABLE if options.allow_changes else frozenset(), options.evaluate)
+    return Checkpoints(options.checkpoints, settings, trainer.new_group(), *state, *rules)
+
+
 def train(options: argparse.Namespace) -> int:
     """Train to the end, or to a signal; return the exit code."""
     ranks = join(options)
-    on_cpu = {"backend": "gloo", "timeout": timedelta(seconds=options.timeout)}
     data = digits() if options.data == "digits" else images_of(Path(options.data), options.side)
     to_train, to_test = loaders(data, options, ranks)
-    batches = to_train.batch_sampler
-    trainer = Trainer(data, options, ranks, batches.steps * options.epochs)
-    checkpoints = None
-    if options.checkpoints:
-        settings = {name: value for name, value in vars(options).items() if name not in FREE}
-        settings["images"] = data.known_by
-        state = (trainer.ddp, trainer.optimizer, {"scaler": trainer.scaler})
-        how = (options.keep, CHANGEABLE if options.allow_changes else set(), options.evaluate)
-        checkpoints = Checkpoints(options.checkpoints, settings, dist.new_group(**on_cpu), *state, *how)
+    trainer = Trainer(data, options, ranks, steps_of_epoch=to_train.batch_sampler.steps)
+    checkpoints = open_checkpoints(trainer, data) if options.checkpoints else None
+    if checkpoints:
         trainer.step = checkpoints.resume()
     if options.evaluate and not trainer.step:
         raise Refused(f"--evaluate: there is no checkpoint in {options.checkpoints}")
-    stop_sign = stopping.StopSign(dist.new_group(**on_cpu))
-    if trainer.step and (options.evaluate or trainer.step % batches.steps == 0):
-        trainer.test(to_test, trainer.step // batches.steps)  # the run may have ended before it
+    if trainer.step and (options.evaluate or trainer.step % trainer.steps_of_epoch == 0):
+        trainer.evaluate(to_test)  # the run may have ended before it
+    if options.evaluate:
+        return 0
+    stop_sign = StopSign(trainer.new_group())
     stopped = False
-    while trainer.step < trainer.steps and not (stopped or options.evaluate):
-        trainer.begin_log()
-        batches.done = trainer.step
-        for images, labels in to_train:
-            trainer.train_step(images, labels)
-            stopped = stop_sign.seen_by_all()
-            last = stopped or trainer.step == trainer.steps
-            is_logged = last or trainer.step % options.log_every == 0
-            is_saved = checkpoints and (last or trainer.step % (options.save_every or batches.steps) == 0)
-            if (is_logged or is_saved) and not trainer.is_finite():
-                if checkpoints:
-                    checkpoints.wait()  # for that of an earlier step
-                raise Refused(f"step {trainer.step}: the loss is not finite; try a lower --lr")
-            if is_logged:
-                trainer.log()
-            if is_saved:
-                trainer.share_buffers()
-                checkpoints.save(trainer.step)
-            if stopped:
-                break
-        else:
-            trainer.test(to_test, trainer.step // batches.steps)
+    while trainer.step < trainer.steps and not stopped:
+        stopped = train_epoch(trainer, to_train, checkpoints, stop_sign)
+        if not stopped:
+            trainer.evaluate(to_test)
     stop_sign.finish()
-    if checkpoints and not options.evaluate and not checkpoints.finish(trainer.step):
+    if checkpoints and not checkpoints.finish(trainer.step):
         return 1
     if stopped:
         trainer.say({"stopped after step": trainer.step, "saved": checkpoints is not None})
-    return stopping.SAVED_AND_LEFT if stopped else 0
+    return SAVED_AND_LEFT if stopped else 0
+
+
+def train_epoch(trainer: Trainer, loader: DataLoader, saver: Checkpoints | None, stop: StopSign) -> bool:
+    """Train from the next step to the end of its epoch. True if a signal came before."""
+    options = trainer.options
+    loader.batch_sampler.done = trainer.step
+    trainer.begin_log()
+    for images, labels in loader:
+        trainer.train_step(images, labels)
+        stopped = stop.seen_by_all()
+        is_last = stopped or trainer.step == trainer.steps
+        is_saved = is_last or trainer.step % (options.save_every or trainer.steps_of_epoch) == 0
+        is_logged = is_last or trainer.step % options.log_every == 0
+        if (is_saved or is_logged) and not trainer.is_finite():
+            if saver:
+                saver.wait()  # for the checkpoint of an earlier step
+            raise Refused(f"step {trainer.step}: the loss is not finite; try a lower --lr")
+        if is_logged:
+            trainer.log()
+        if saver and is_saved:
+            trainer.share_buffers()
+            saver.save(trainer.step)
+        if stopped:
+            return True
+    return False
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return stopping.run_rank(lambda: train(parse(arguments)), (Refused, argparse.ArgumentError))
+    return run_rank(lambda: train(parse(arguments)), (Refused, DataError, argparse.ArgumentError))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class StopSign:
             self.work.wait()
 
 
-def leave_signals_to_the_rank(worker: int) -> None:
+def ignore_signals(worker: int) -> None:
     """For processes that load data: torchrun signals them, too, and their rank needs them to the end."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -87,15 +87,6 @@ def store_of_this_attempt(timeout: timedelta) -> dist.Store:
     return dist.PrefixStore(f"attempt {attempt}", store)
 
 
-def say_why(reason: object) -> None:
-    """Before this rank leaves, print the reason, once on each machine: a file may be missing on one only."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(reason, file=sys.stderr)
-    else:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun ends all ranks when one has ended
-        time.sleep(FIRST_SAYS_S)
-
-
 def leave_failed() -> NoReturn:
     """Leave with exit code 1 when the save under way has ended, or after ``LEAVE_S``: its thread may wait for
     rank 0, whose training waits for this rank to go."""
@@ -112,8 +103,12 @@ def run_rank(main: Callable[[], int], refused: tuple[type[Exception], ...]) -> i
         code = main()
         dist.barrier()
     except refused as error:
-        say_why(error)
         code = 2
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one line for each machine
+            print(error, file=sys.stderr)
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun ends all ranks when one has ended
+            time.sleep(FIRST_SAYS_S)
     except Exception:
         traceback.print_exc(limit=4, chain=False)  # down to the line here; torch's own frames say little
         leave_failed()
