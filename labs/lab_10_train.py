@@ -69,8 +69,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--peak-tflops", type=float, help="of a GPU in this precision, from its data sheet, to log the MFU")
     add("--timeout", type=int, default=600, help="seconds that a rank waits for the others")
     options = parser.parse_args(arguments)
-    default = {"sgd": 0.1, "adamw": 0.001}[options.optimizer]
-    options.lr = default if options.lr is None else options.lr
+    if options.lr is None:
+        options.lr = {"sgd": 0.1, "adamw": 0.001}[options.optimizer]
     for name, value in vars(options).items():
         lowest = 0 if name in ("lr", "warm_up", "weight_decay", "clip", "workers", "seed") else 1
         if type(value) in (int, float) and not lowest <= value < math.inf:
@@ -134,8 +134,6 @@ def build(data: Data, options: argparse.Namespace, ranks: Ranks) -> nn.Module:
 
 
 class Trainer:
-    """A model, its optimizer, and how far they are."""
-
     def __init__(self, data: Data, options: argparse.Namespace, ranks: Ranks, steps_of_epoch: int) -> None:
         self.options = options
         self.ranks = ranks
