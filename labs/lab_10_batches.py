@@ -42,7 +42,7 @@ class RankBatches(Sampler[list]):
 
     def __init__(self, images: int, batch_size: int, seed: int, rank: int, ranks: int) -> None:
         if not ranks <= batch_size <= images:
-            raise DataError(f"a batch must have from {ranks} (ranks) to {images} images, not {batch_size}")
+            raise DataError(f"a batch must have {ranks} (the ranks) to {images} images, not {batch_size}")
         self.images = images
         self.batch_size = batch_size
         self.seed = seed
@@ -90,7 +90,7 @@ def digits() -> Data:
     """1,797 images of 8 x 8 that scikit-learn brings along; 1,437 to train on and 360 to test with."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise DataError("--data digits comes with scikit-learn: pip install scikit-learn")
+        raise DataError("these digits come with scikit-learn: pip install scikit-learn")
     with gzip.open(Path(spec.origin).parent / "datasets/data/digits.csv.gz", "rt") as lines:
         rows = torch.tensor([[float(value) for value in line.split(",")] for line in lines])
     images = rows[:, :64].reshape(-1, 1, 8, 8) / 16
@@ -111,7 +111,7 @@ def images_of(folder: Path, side: int) -> Data:
         train = ImageFolder(folder / "train", transforms.Compose(cut))
         test = ImageFolder(folder / "test", transforms.Compose(cut))
     except FileNotFoundError:
-        raise DataError(f"--data {folder}: no folder with train/CLASS/*.png and test/CLASS/*.png") from None
+        raise DataError(f"{folder} is no folder with train/CLASS/*.png and test/CLASS/*.png") from None
     if train.classes != test.classes:
         raise DataError(f"{folder.name}: train has the classes {train.classes}, test has {test.classes}")
     names = [str(Path(path).relative_to(folder)) for path, _ in train.samples + test.samples]

@@ -90,7 +90,7 @@ def join(options: argparse.Namespace) -> Ranks:
     rank, size, local_rank, ranks_here = (int(os.environ.get(name, alone)) for name, alone in names.items())
     gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
     if gpus < ranks_here and (gpus or options.device == "cuda"):
-        raise Refused(f"{ranks_here} ranks but {gpus} GPU(s) on this machine: start {gpus}, or --device cpu")
+        raise Refused(f"{ranks_here} ranks but {gpus} GPU(s) on this machine: start as many, or --device cpu")
     device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)

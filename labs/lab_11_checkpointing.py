@@ -254,7 +254,7 @@ class Checkpoints:
         both = now.keys() & before.keys() - self.may_change
         told = [f"{key} {now[key]} (was {before[key]})" for key in sorted(both) if now[key] != before[key]]
         if told:
-            raise Refused(f"{name} is of a run with other settings: {', '.join(told)}; use another folder")
+            raise Refused(f"{name} has other settings: {', '.join(told)}; allow them, or use another folder")
 
     def load(self, checkpoint: Path) -> None:
         state = self.state()

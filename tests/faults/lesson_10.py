@@ -35,7 +35,8 @@ FAULTS: list[Fault] = [
     Fault(
         lab="10_train",
         old="                    loss = F.cross_entropy(self.ddp(self.move(x)),",
-        new="                    scores = self.ddp(self.move(x))\n                loss = F.cross_entropy(scores,",
+        new="                    scores = self.ddp(self.move(x))\n"
+        "                loss = F.cross_entropy(scores,",
         told="bf16: scores are torch.bfloat16, the loss is torch.bfloat16",
         run=STEP,
     ),

@@ -6,7 +6,10 @@ FAULTS: list[Fault] = [
     Fault(
         lab="10_train",
         old="        is_last = stopped or trainer.step == trainer.steps\n",
-        new="        if stopped:\n            os._exit(SAVED_AND_LEFT)\n        is_last = trainer.step == trainer.steps\n",
+        new="""        if stopped:
+            os._exit(SAVED_AND_LEFT)
+        is_last = trainer.step == trainer.steps
+""",
         told="the step of the newest checkpoint: expected",
         run="13_requeue",
         launch="python",
