@@ -1,4 +1,4 @@
-"""The training script after a change: ``train_with.py CODE [OPTION ...]``; CODE knows its modules by short names."""
+"""The training script after a change: ``train_with.py CODE [OPTION ...]``; CODE knows its modules."""
 
 import errno
 import os
