@@ -82,13 +82,12 @@ def b_is_lost(watch: Watch, a: Launch, b: Launch) -> int:
 
 
 def worlds_of(a: Launch, b: Launch) -> list[list[dict]]:
-    """The ranks that came out of each rendezvous: what their agents had told them, and when they ran."""
+    """The ranks that came out of each rendezvous, and what their agents had told them."""
     worlds: dict[int, list[dict]] = {}  # by port: each rendezvous has a new one
     for launch in (a, b):
         for rank in launch.ranks:
             told = {name: int(rank.told[name]) for name in TOLD}
-            times = {"started": rank.started - a.started, "ended": rank.ended - a.started}
-            worlds.setdefault(told["MASTER_PORT"], []).append({"node": launch.name, **told, **times})
+            worlds.setdefault(told["MASTER_PORT"], []).append({"node": launch.name, **told})
     return list(worlds.values())
 
 
@@ -107,14 +106,8 @@ def main(cfg: Config) -> None:
         finally:
             watch.close()
     print("A goes on alone from the newest complete checkpoint, and ends equal to the unbroken run")
-    agents = [
-        {"node": launch.name, "started": launch.started - a.started, "ended": launch.ended - a.started}
-        for launch in (a, b)
-    ]
     three = [vars(attempts[number]) for number in (0, together, -1)]
-    record_results(
-        "lab_13_nodes", {"agents": agents, "worlds": worlds_of(a, b), "attempts": three, "kept": kept}
-    )
+    record_results("lab_13_nodes", {"worlds": worlds_of(a, b), "attempts": three, "kept": kept})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training script is killed, stopped, preempted and requeued, on 2, 3 and 1 ranks, and ends equal.
+"""The training script is killed, asked to leave, and requeued, on 2, 3 and 1 ranks, and ends equal.
 
 The script is labs/lab_10_train.py, as it is; this lab is what starts it.
 
@@ -20,6 +20,7 @@ from shared.runtime.run import run
 from shared.training.launches import (
     Attempt,
     Launch,
+    Rank,
     Training,
     Watch,
     assert_same_end,
@@ -38,8 +39,9 @@ class Config(Training):
 
     script: Path = SCRIPT
     kill_after: int = 30
-    stop_after: int = 60
-    preempt_after: int = 90
+    ask_a_rank_after: int = 55
+    preempt_after: int = 80
+    ask_the_last_after: int = 105
 
 
 @dataclass
@@ -77,39 +79,54 @@ def kill_a_rank(story: Story, job: Launch, ranks: int) -> None:
     if not 0 <= lost <= 2 * cfg.save_every:
         raise CourseError(f"a kill cost {lost} steps, although every {cfg.save_every} steps were saved")
     print(f"job 1, {ranks} ranks: SIGKILL of rank {last_rank.number}")
-    story.watch.until_step(job, attempt=1, step=cfg.stop_after)
+    story.watch.until_step(job, attempt=1, step=cfg.ask_a_rank_after)
     story.goes_on_from(job.attempts()[1])
     print(f"    torchrun starts {ranks} new ranks; they go on from the newest complete checkpoint")
 
 
-def stop_by_one_rank(story: Story, job: Launch, ranks: int) -> None:
+def signal_rank_0(job: Launch) -> list[Rank]:
     """SIGUSR1 for rank 0 alone: it asks the others, and all leave after the same step."""
-    rank_0 = min(job.running(), key=lambda rank: rank.number)
+    ranks = job.running()
+    rank_0 = min(ranks, key=lambda rank: rank.number)
     os.kill(rank_0.pid, signal.SIGUSR1)
-    code = story.watch.exit_code(job)
+    return ranks
+
+
+def ask_a_rank(story: Story, job: Launch, ranks: int) -> None:
+    """With a restart left, torchrun takes those who leave for a failure, and starts all again."""
+    asked = signal_rank_0(job)
+    story.watch.until(lambda: all(rank.ended for rank in asked), "the end of the ranks that were asked")
     story.note(1, ranks, job.attempts()[1], "SIGUSR1 to a rank")
     story.nothing_is_lost()
-    codes = set(EXIT_CODE.findall(job.errors.read_text()))
-    expect(
-        "exit codes of the ranks", codes - {"-15"}, {"75"}
-    )  # -15: torchrun's SIGTERM met a rank at the exit
-    expect("exit code of torchrun", code, 1)
-    print(
-        "    SIGUSR1 to rank 0: all ranks save and leave with exit code 75, torchrun with 1; no step is lost"
-    )
+    story.watch.until_step(job, attempt=2, step=story.cfg.preempt_after)
+    story.goes_on_from(job.attempts()[2])
+    print("    SIGUSR1 to rank 0: all save and leave; torchrun has restarts left, and starts them again")
 
 
 def preempt(story: Story, job: Launch, ranks: int) -> None:
-    """SIGTERM for torchrun, as a scheduler sends it. torchrun hands it on to its ranks."""
-    story.watch.until_step(job, attempt=0, step=story.cfg.preempt_after)
+    """SIGTERM for torchrun, as a scheduler sends it. torchrun hands it on to its ranks, and ends."""
     job.process.terminate()
     code = story.watch.exit_code(job)
-    story.goes_on_from(job.attempts()[0])
-    story.note(2, ranks, job.attempts()[0], "SIGTERM to torchrun")
+    story.note(1, ranks, job.attempts()[2], "SIGTERM to torchrun")
     story.nothing_is_lost()
     expect("exit code of torchrun", code, 1)
+    print("    SIGTERM to torchrun, with a restart left: all save and leave, torchrun with exit code 1")
+
+
+def ask_the_last(story: Story, job: Launch, ranks: int) -> None:
+    """SIGUSR1 again. Without a restart left, torchrun leaves, too."""
+    story.watch.until_step(job, attempt=0, step=story.cfg.ask_the_last_after)
+    story.goes_on_from(job.attempts()[0])
+    signal_rank_0(job)
+    code = story.watch.exit_code(job)
+    story.note(2, ranks, job.attempts()[0], "SIGUSR1 to a rank")
+    story.nothing_is_lost()
+    codes = set(EXIT_CODE.findall(job.errors.read_text()))
+    codes.discard("-15")  # torchrun's SIGTERM met a rank at the exit
+    expect("exit codes of the ranks", codes, {"75"})
+    expect("exit code of torchrun", code, 1)
     print(f"job 2, {ranks} ranks: goes on where job 1 stopped")
-    print("    SIGTERM to torchrun: all ranks save and leave, torchrun with exit code 1; no step is lost")
+    print("    SIGUSR1 to rank 0: all save and leave with exit code 75, torchrun with 1")
 
 
 def finish(story: Story, job: Launch) -> None:
@@ -128,11 +145,12 @@ def main(cfg: Config, *arguments: str) -> None:
         watch = Watch(Path(name), cfg)
         story = Story(watch, cfg)
         try:
-            job = watch.start("job 1", torchrun(ranks, restarts=1), "run")
+            job = watch.start("job 1", torchrun(ranks, restarts=3), "run")
             unbroken = watch.start("unbroken", [], "unbroken")  # one process, beside job 1
             kill_a_rank(story, job, ranks)
-            stop_by_one_rank(story, job, ranks)
-            preempt(story, watch.start("job 2", torchrun(ranks + 1), "run"), ranks + 1)
+            ask_a_rank(story, job, ranks)
+            preempt(story, job, ranks)
+            ask_the_last(story, watch.start("job 2", torchrun(ranks + 1), "run"), ranks + 1)
             finish(story, watch.start("job 3", torchrun(1), "run"))
             expect("exit code of the unbroken run", watch.exit_code(unbroken), 0)
             assert_same_end(story.checkpoints, watch.folder / "unbroken", cfg)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 20
 SAVE_EVERY = 5
-KILL_BEFORE_STEP = 13  # the first time that training comes there; steps count from 0
+KILL_BEFORE_STEP = 13  # the first time only; steps count from 0
 
 
 def store_of_this_attempt(rank: int) -> dist.Store:
@@ -69,8 +69,13 @@ def main(checkpoint: Path) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
-    backend = "nccl" if use_cuda else "gloo"
-    dist.init_process_group(backend, store=store_of_this_attempt(rank), rank=rank, world_size=size)
+    dist.init_process_group(
+        "nccl" if use_cuda else "gloo",
+        store=store_of_this_attempt(rank),
+        rank=rank,
+        world_size=size,
+        device_id=device if use_cuda else None,
+    )
     model, optimizer = new_run(device)
     first = 0
     if checkpoint.exists():  # of an attempt before, or of a launch before

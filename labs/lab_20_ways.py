@@ -15,12 +15,12 @@ from lab_20_ring import chunks_of, part_of, ring_attention
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
-from shared.lesson_20.flops import MatmulFlops
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
+from shared.training.flops import MatmulFlops
 from shared.training.gpt import causal_attention
 from shared.training.parity import assert_equal
 

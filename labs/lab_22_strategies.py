@@ -497,23 +497,17 @@ class FsdpPipeline(Pipeline):
         super().backward(stage, number)
 
 
-def pp_fsdp_tp(job: Job) -> Row:
-    """A stage of the pipeline, split over tp, and the rest sharded over dp."""
-    cfg, gpt, ranks = job.cfg, job.cfg.gpt, job.group.world_size
-    mesh = job.mesh(pp=2, dp=ranks // 4, tp=2)
-    job.dimension_of[tuple(range(ranks))] = "pp"  # its messages go through the world's group
-    group = mesh.get_group("tp")
-    number, stages = place(mesh, "pp")
+def steps_in_pipeline(
+    job: Job, mesh: DeviceMesh, stage: Stage, optimizer: torch.optim.Optimizer, plan: list
+) -> Callable[[int], torch.Tensor]:
+    """Steps in micro-batches, in the order of this stage's ``plan``."""
+    cfg, group, of_stages = job.cfg, mesh.get_group("tp"), mesh.get_group("pp")
+    number, _ = place(mesh, "pp")
     index, n = place(mesh, "dp")
-    stage = Stage(tensor_parallel.split_gpt(job.model(), group), number, stages)
-    # Shards stay gathered between forward and backward, or each micro-batch would gather them again.
-    shard_units(stage, stage.blocks.values(), mesh["dp"], reshard_after_forward=False)
-    optimizer = job.adam(stage.parameters())
     micro_batches = cfg.micro_batches // n
-    plan = pipelines.plan_of("1F1B", stages, micro_batches)
-    owner = dist.get_process_group_ranks(mesh.get_group("pp"))  # ranks of the world, by stage
-    pipeline = FsdpPipeline({number: stage}, owner, job.group.device, gpt.dtype, timedelta(seconds=60))
-    shapes = [torch.Size((cfg.rows // cfg.micro_batches, gpt.context, gpt.width))] * micro_batches
+    owner = dist.get_process_group_ranks(of_stages)  # ranks of the world, by stage
+    pipeline = FsdpPipeline({number: stage}, owner, job.group.device, cfg.gpt.dtype, timedelta(seconds=60))
+    shape = torch.Size((cfg.rows // cfg.micro_batches, cfg.gpt.context, cfg.gpt.width))
 
     def step(step_number: int) -> torch.Tensor:
         tokens, labels = job.rows(step_number, index, n)
@@ -524,12 +518,51 @@ def pp_fsdp_tp(job: Job) -> Row:
             return tensor_parallel.vocabulary_parallel_loss_sum(logits, own, group) / labels.numel()
 
         optimizer.zero_grad()
-        loss = pipeline.step(plan[number], list(tokens.chunk(micro_batches)), shapes, share_of_loss)
+        inputs = list(tokens.chunk(micro_batches))
+        loss = pipeline.step(plan, inputs, [shape] * micro_batches, share_of_loss)
         tied = local_of(stage.tokens.weight.grad)  # both stages of two have the tied weight
-        dist.all_reduce(tied, group=mesh.get_group("pp"))
+        dist.all_reduce(tied, group=of_stages)
         optimizer.step()
         return loss
 
+    return step
+
+
+def traffic_of_pipeline(job: Job, stage: Stage, n: int, stage_bytes: int, tied_bytes: int) -> Traffic:
+    """What a rank sends when ``n`` ranks of dp share a stage, which has ``stage_bytes`` on a rank of tp."""
+    gpt, rows = job.cfg.gpt, job.cfg.rows // n
+    micro_batches, blocks = job.cfg.micro_batches // n, len(stage.blocks)
+    of_activations = 4 * blocks + 1  # the last is g of the embedding in the first stage, f of the head
+    of_loss = 3 if stage.last else 0
+    per_token = rows * gpt.context * gpt.dtype.itemsize
+    messages = (micro_batches, job.activations(rows))
+    return {
+        ("dp", "all_gather"): (1 + blocks, stage_bytes // n),  # once, for all micro-batches
+        ("dp", "reduce_scatter"): (1 + blocks, stage_bytes),
+        ("tp", "all_reduce"): (
+            (of_activations + of_loss) * micro_batches,
+            of_activations * job.activations(rows) + of_loss * per_token,
+        ),
+        ("pp", "send"): messages,
+        ("pp", "recv"): messages,
+        ("pp", "all_reduce"): (1, tied_bytes),
+    }
+
+
+def pp_fsdp_tp(job: Job) -> Row:
+    """A stage of the pipeline, split over tp, and the rest sharded over dp."""
+    ranks = job.group.world_size
+    mesh = job.mesh(pp=2, dp=ranks // 4, tp=2)
+    job.dimension_of[tuple(range(ranks))] = "pp"  # its messages go through the world's group
+    group = mesh.get_group("tp")
+    number, stages = place(mesh, "pp")
+    index, n = place(mesh, "dp")
+    stage = Stage(tensor_parallel.split_gpt(job.model(), group), number, stages)
+    # Shards stay gathered between forward and backward, or each micro-batch would gather them again.
+    shard_units(stage, stage.blocks.values(), mesh["dp"], reshard_after_forward=False)
+    optimizer = job.adam(stage.parameters())
+    micro_batches = job.cfg.micro_batches // n
+    plan = pipelines.plan_of("1F1B", stages, micro_batches)
     names = {name for name, _ in stage.named_parameters()}
     of_tp = tensor_parallel.part_in(group)
 
@@ -540,28 +573,12 @@ def pp_fsdp_tp(job: Job) -> Row:
         own = of_stage(name, tensor)
         return None if own is None else own.chunk(n)[index]
 
-    blocks, rows = len(stage.blocks), cfg.rows // n
-    of_activations = 4 * blocks + 1  # the last is g of the embedding in the first stage, f of the head
-    of_loss = 3 if stage.last else 0
-    per_token = rows * gpt.context * gpt.dtype.itemsize
-    everything = job.bytes_of(of_stage)
-    messages = (micro_batches, job.activations(rows))
-    traffic = {
-        ("dp", "all_gather"): (1 + blocks, everything // n),  # once, for all micro-batches
-        ("dp", "reduce_scatter"): (1 + blocks, everything),
-        ("tp", "all_reduce"): (
-            (of_activations + of_loss) * micro_batches,
-            of_activations * job.activations(rows) + of_loss * per_token,
-        ),
-        ("pp", "send"): messages,
-        ("pp", "recv"): messages,
-        ("pp", "all_reduce"): (1, part("tokens.weight", job.truth.start["tokens.weight"]).nbytes),
-    }
+    tied = part("tokens.weight", job.truth.start["tokens.weight"])
     return Row(
-        step,
+        steps_in_pipeline(job, mesh, stage, optimizer, plan[number]),
         stage.named_parameters,
         optimizer,
-        traffic,
+        traffic_of_pipeline(job, stage, n, job.bytes_of(of_stage), tied.nbytes),
         part=part,
         share=1 / (n * 2),  # one stage has the loss, the other 0; the ranks of tp have the same
         bubble=bubble(simulate(plan, micro_batches).spans, stages),

@@ -1,7 +1,6 @@
 """What several test files need: run a script under torchrun, copy the checkout, build a notebook."""
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -81,10 +80,3 @@ def notebook_of(*code: str, markdown: Sequence[str] = ()) -> nbformat.NotebookNo
 
 def pyproject(folder: str = "") -> dict:
     return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def requirement_names() -> set[str]:
-    """The packages that the course depends on."""
-    return {
-        re.split(r"[<>=!~ ]", line)[0] for line in pyproject()["project"]["optional-dependencies"]["course"]
-    }

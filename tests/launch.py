@@ -4,45 +4,43 @@
 environment. When one rank fails, the others are ended, and its exit code is that of the job. A job that runs
 out of time is ended. No process of a job outlives it, nor pytest.
 
-The forks are made by the standard library's ``multiprocessing.forkserver``. There are two servers, and ranks
-are forks of them in turn: a rank and its neighbour hash strings differently and keep their objects at
-different addresses, as with torchrun.
+Two servers (``tests/preloaded.py``) fork, and ranks are forks of them in turn: a rank and its neighbour hash
+strings differently and keep their objects at different addresses, as with torchrun.
 
 Not for what a process reads when torch is imported (variables such as OMP_NUM_THREADS or TORCH_LOGS), nor for
 measuring memory or start-up, nor for the interpreter's shutdown, nor for what torchrun itself does, such as
 restarts: launch these for real.
 """
 
-import atexit
+import ctypes
 import os
 import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import context, forkserver
-from multiprocessing import process as processes
-from multiprocessing.connection import Connection, Pipe, wait
+from functools import cache
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
 
 import psutil
 
-from tests.helpers import ROOT, Done, environment, python, torchrun
-from tests.preloaded import MAIN_PROCESS, PATH, die_with_parent
+from tests.helpers import ROOT, Done, environment, scratch
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+PATH = list(sys.path)
+SERVERS = 2
 LIMIT_S = 300.0  # bounds a hang; nothing is measured with it
 LOOK_S = 0.1  # torchrun's agent looks so often: what ranks say at the same time, all of them can say
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 TIMED_OUT = 124
-STARTED = "started"
-LINUX = sys.platform == "linux"
 
 
 @dataclass(frozen=True)
@@ -57,110 +55,145 @@ class Job:
     limit_s: float = LIMIT_S
 
 
-class Servers:
-    """The processes that fork. They die with the thread that starts them: let that be the main thread."""
+@cache
+def servers() -> list[str]:
+    """Start the servers; return their addresses when both have imported torch.
 
-    COUNT = 2
-
-    def __init__(self) -> None:
-        self.all: list[forkserver.ForkServer] = []
-
-    def start(self) -> None:
-        """Start those that do not run, and wait until they have imported torch."""
-        if not self.all:
-            self.all = [forkserver.ForkServer() for _ in range(self.COUNT)]
-        with patch.dict(os.environ, environment(), clear=True):
-            for server in self.all:
-                server.set_forkserver_preload(["tests.preloaded"])
-                server.ensure_running()
-
-    def fork(self, index: int, function, *arguments) -> context.ForkServerProcess:
-        """Call ``function(*arguments)`` in a fork of server ``index``, counted round and round."""
-        server = self.all[index % self.COUNT]
-        child = context.ForkServerProcess(target=function, args=arguments, daemon=True)
-        with patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
-            child.start()
-        return child
-
-    def end_strays(self, alive: Iterable[int]) -> None:
-        """End what processes left behind that have ended: the servers inherit it."""
-        kept = set(alive)
-        for server in self.all:
-            for child in psutil.Process(server._forkserver_pid).children():
-                if child.pid not in kept:
-                    with suppress(psutil.NoSuchProcess):
-                        child.kill()
+    They die with the thread that starts them: let that be the main thread.
+    """
+    folder = tempfile.mkdtemp(dir=scratch().name)
+    addresses = [f"{folder}/{number}" for number in range(SERVERS)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.preloaded", address],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        for address in addresses
+    ]
+    for server in started:
+        assert server.stdout.readline() == b"ready\n"
+    return addresses
 
 
-SERVERS = Servers()
+class Child:
+    """A fork of server ``index``, counted round and round: it calls ``function(connection, *arguments)``."""
+
+    def __init__(self, index: int, function: Callable[..., int], *arguments) -> None:
+        self.connection = Client(servers()[index % SERVERS])
+        self.connection.send((function, arguments))
+        self.pid = self.connection.recv()
+        self.exitcode: int | None = None
+
+    def join(self) -> int:
+        """Wait for its end; return its exit code."""
+        if self.exitcode is None:
+            self.exitcode = self.connection.recv()
+        return self.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Signal it and what it started in its session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        if self.exitcode is None:  # it may not lead a group yet
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """End it and all that it has left behind."""
+        self.send_signal(signal.SIGKILL)
+        self.join()
+        self.connection.send("the job has ended")
+        with suppress(EOFError):
+            self.connection.recv()
+        self.connection.close()
+
+
+def serve(address: str) -> int:
+    """Be a server. Only a fork that was asked for returns, with its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a keeper ended
+    listener = Listener(address, backlog=8)
+    print("ready", flush=True)
+    while True:
+        connection = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return keep(connection)
+        connection.close()
+
+
+def keep(connection: Connection) -> int:
+    """Fork a ``Child``, tell its number and exit code, and in the end kill what it has left behind."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    die_with_parent()
+    adopt_orphans()
+    function, arguments = connection.recv()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        connection.send(os.getpid())
+        return function(connection, *arguments)
+    _, status = os.waitpid(pid, 0)
+    connection.send(os.waitstatus_to_exitcode(status))
+    with suppress(EOFError):
+        connection.recv()  # until the job has ended
+    for orphan in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    os._exit(0)
 
 
 def run_job(job: Job) -> Done:
     """How the job ended: exit code and what all its ranks printed."""
-    if not LINUX:
-        return run_cold(job)
-    SERVERS.start()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.txt"
         output.touch()
-        children = {}
-        store = None
+        ranks: dict[int, Child] = {}
+        stores = []
         port = 0
         try:
             if job.ranks:
-                receiver, sender = Pipe(duplex=False)
-                store = SERVERS.fork(0, serve_store, sender)
-                sender.close()
-                port = receiver.recv()
+                stores.append(Child(0, serve_store))
+                port = stores[0].connection.recv()
             for rank in range(max(1, job.ranks)):
                 variables = variables_of(job, rank, port, output)
-                children[rank] = SERVERS.fork(rank, be_python, job, variables, output)
-            code = wait_for(job, children, output)
+                ranks[rank] = Child(rank, be_python, job, variables, output)
+            code = wait_for(job, ranks, output)
         finally:
-            end([*children.values(), *([store] if store else [])], signal.SIGKILL)
-            SERVERS.end_strays([])
+            for child in (*ranks.values(), *stores):
+                child.end()
         text = output.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     return Done([str(job.script), *map(str, job.arguments)], code, text)
 
 
-def wait_for(job: Job, children: dict[int, context.ForkServerProcess], output: Path) -> int:
+def wait_for(job: Job, ranks: dict[int, Child], output: Path) -> int:
     """The exit code of the first rank that failed. As soon as one fails, the others are asked to end."""
-    alive = dict(children)
+    alive = {child.connection: rank for rank, child in ranks.items()}
     code = 0
     next_signal = signal.SIGTERM
     signal_at = time.monotonic() + job.limit_s
     while alive:
-        wait([child.sentinel for child in alive.values()], max(0.0, signal_at - time.monotonic()))
-        for rank, child in list(alive.items()):
-            if child.exitcode is None:
-                continue
-            del alive[rank]
-            end([child], signal.SIGKILL)
-            if child.exitcode and not code:
-                code = child.exitcode
+        for connection in wait(list(alive), max(0.0, signal_at - time.monotonic())):
+            child = ranks[alive.pop(connection)]
+            ended_with = child.join()
+            child.send_signal(signal.SIGKILL)
+            if ended_with and not code:
+                code = ended_with
                 signal_at = min(signal_at, time.monotonic() + LOOK_S)
         if not alive or time.monotonic() < signal_at:
             continue
         if not code:
             code = TIMED_OUT
-            names = ", ".join(f"rank {rank}" for rank in alive)
+            names = ", ".join(f"rank {rank}" for rank in alive.values())
             with output.open("a", encoding="utf-8") as file:
                 file.write(f"ended after {job.limit_s:.0f} s: still at work: {names}\n")
-        end(alive.values(), next_signal)
+        for rank in alive.values():
+            ranks[rank].send_signal(next_signal)
         next_signal = signal.SIGKILL
         signal_at = time.monotonic() + GRACE_S
     return code
-
-
-def end(children: Iterable[context.ForkServerProcess], number: int) -> None:
-    """Send a signal to processes and to what they started in their sessions."""
-    for child in children:
-        for send in (os.killpg, os.kill):  # it may not lead a group yet
-            with suppress(ProcessLookupError):
-                if send is os.killpg or child.exitcode is None:
-                    send(child.pid, number)
-        if number == signal.SIGKILL:
-            child.join()
 
 
 def variables_of(job: Job, rank: int, port: int, output: Path) -> dict[str, str]:
@@ -191,19 +224,20 @@ def variables_of(job: Job, rank: int, port: int, output: Path) -> dict[str, str]
     )
 
 
-def serve_store(sender: Connection) -> None:
-    """The store of a job in a process of its own, as torchrun's agent is."""
+def serve_store(connection: Connection) -> int:
+    """The store of a job in a process of its own, as torchrun's agent is. Tells its port."""
     begin(Path(os.devnull))
     store = sys.modules["torch.distributed"].TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    sender.send(store.port)
+    connection.send(store.port)
     while store:
         signal.pause()
+    return 0
 
 
-def be_python(job: Job, variables: dict[str, str], output: Path) -> None:
+def be_python(connection: Connection, job: Job, variables: dict[str, str], output: Path) -> int:
     """Be ``python SCRIPT ARGUMENTS``: the same streams, folders, arguments, environment and module."""
+    connection.close()
     begin(output)
-    forget_multiprocessing()
     os.chdir(job.folder)
     ours = paths_of(os.environ)
     os.environ.clear()
@@ -226,16 +260,7 @@ def be_python(job: Job, variables: dict[str, str], output: Path) -> None:
     except BaseException as error:
         code = 1
         traceback.print_exception(type(error), error, error.__traceback__.tb_next)
-    leave(code)
-
-
-def leave(code: int) -> None:
-    """End as Python ends, but for taking torch apart: that costs each rank two seconds of a processor."""
-    threading._shutdown()  # waits for threads that are no daemons
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+    return code
 
 
 def code_of(error: SystemExit) -> int:
@@ -248,7 +273,6 @@ def code_of(error: SystemExit) -> int:
 def begin(output: Path) -> None:
     """Lead a session, read nothing, write to the end of ``output``."""
     os.setsid()
-    die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     for number in (1, 2):
@@ -258,11 +282,13 @@ def begin(output: Path) -> None:
         stream.reconfigure(write_through=True)
 
 
-def forget_multiprocessing() -> None:
-    """Look like a process that nobody forked: free to have children and to choose how to start them."""
-    processes._current_process = MAIN_PROCESS
-    processes._parent_process = None
-    context._default_context._actual_context = None
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """What a child of this process leaves behind becomes its child, too."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def paths_of_pth_files() -> list[str]:
@@ -282,10 +308,3 @@ def warm_torchrun(
 ) -> Done:
     """``tests.helpers.torchrun`` by forks: for tests of what a script does, not of how it is launched."""
     return run_job(Job(script, arguments, ranks, environment, cwd))
-
-
-def run_cold(job: Job) -> Done:
-    """The real thing, for systems whose processes cannot be forked safely."""
-    if not job.ranks:
-        return python(job.script, *job.arguments, cwd=job.folder, **job.environment)
-    return torchrun(job.script, *job.arguments, ranks=job.ranks, cwd=job.folder, **job.environment)

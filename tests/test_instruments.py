@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.lesson_20.flops import MatmulFlops
 from shared.runtime.errors import CourseError, ParityError
 from shared.training import storages, timeline
+from shared.training.flops import MatmulFlops
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
 from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind, StorageRecorder

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from tests.helpers import Done, python, torchrun
 from tests.launch import TIMED_OUT, Job, run_job
 from tests.sleeping_lab import wait_until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the real launch is used"),
-]
+pytestmark = pytest.mark.slow
 
 STARTED = """
 import os, signal, subprocess, sys, time

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.fresh import readme_commands
 from tests.helpers import ROOT, command, pyproject, python
 
 PHONY = re.compile(r"^\.PHONY: (.*)$", re.MULTILINE)
@@ -96,6 +97,11 @@ def missing_lines(command_line: str, shown: list[str]) -> list[str]:
     module = {"rank-check": "checklist", "rank-doctor": "doctor", "rank-plan": "planner"}[Path(program).name]
     printed = python("-m", f"rank_tools.{module}", *arguments).stdout.splitlines()
     return [line for line in shown if line not in printed]
+
+
+def test_a_clean_system_gets_the_commands_of_the_readme():
+    commands = readme_commands(read("README.md"))
+    assert commands[1:] == ["cd rank-by-rank", "make lab", "make fit", "make test"]
 
 
 SHOWN = shown_commands(read("README.md"))

@@ -60,7 +60,7 @@ def setup() -> None:
             del sys.modules[name]
         sys.path.insert(0, str(root))
         module = importlib.import_module("shared.runtime.notebook")
-        globals().update(vars(module))  # the first cell's name `notebook` still means this module
+        shell.user_ns["notebook"] = module  # the name that the first cell gave to this one
         module.setup()
         return
     if not shell.has_trait("system_raise_on_error"):

@@ -9,12 +9,6 @@ TRAIN = solved("26_mend_four", "train")
 
 ANSWERS = [
     Wrong(
-        what="Each rank skips its own bad batches.",
-        old="if on_all_ranks(bool(loss.isfinite()), device):",
-        new="if loss.isfinite():",
-        told="train hangs:",
-    ),
-    Wrong(
         what="The model stays in evaluation mode.",
         old="ddp.train()",
         new="",
@@ -61,6 +55,30 @@ ANSWERS = [
             share = (ddp.module(x).argmax(1) == y).float().mean().item()
         """,
         told="accuracy returns",
+    ),
+    Wrong(
+        what="All ranks call the wrapper, which gives them the buffers of rank 0.",
+        old="ddp.module(x)",
+        new="ddp(x)",
+        told="accuracy changes the buffers of a rank",
+    ),
+    Wrong(
+        what="A bad batch skips the question whether all ranks have another one.",
+        old=TRAIN,
+        new="""
+        for number, (x, y) in enumerate(batches, start=1):
+            loss = F.mse_loss(ddp(x), y)
+            if not on_all_ranks(bool(loss.isfinite()), device):
+                continue
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+            if not on_all_ranks(number < len(batches), device):
+                break
+        return steps
+        """,
+        told="train hangs:",
     ),
     Wrong(
         what="A bad loss is used.",

@@ -1,1 +1,0 @@
-"""Instruments of lesson 20: floating-point operations, counted."""
