@@ -15,7 +15,12 @@ from shared.tools.folding import is_folded
 from shared.tools.lessons import HEADER, ROOT, WRITEFILE, Lesson, read_lessons
 
 NOTEBOOKS = ROOT / "notebooks"
-SCRIPTS = ("labs/lab_10_train.py",)  # pages link to them
+SCRIPTS = (  # pages link to them
+    "labs/lab_10_train.py",
+    "labs/lab_10_batches.py",
+    "labs/lab_11_checkpointing.py",
+    "labs/lab_13_stopping.py",
+)
 FILES = ("LICENSE", "CHANGELOG.md", "CONTRIBUTING.md")
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
 DOORS = """{.doors}

@@ -69,7 +69,9 @@ def train(rule: str, factor: int, seed: int, images: Images, cfg: Config) -> dic
 def main(cfg: Config) -> None:
     with process_group(timeout_s=120) as group:
         train_x, train_y, test_x, test_y = (part.to(group.device) for part in load_images("digits"))
-        images = Images(train_x.double(), train_y, test_x.double(), test_y)
+        largest = cfg.batch * cfg.factors[-1]
+        count = len(train_x) // largest * largest  # so that an epoch has the same images with each size
+        images = Images(train_x[:count].double(), train_y[:count], test_x.double(), test_y)
         cases = [(rule, factor, seed) for rule in RULES for factor in cfg.factors for seed in cfg.seeds]
         mine = cases[group.rank :: group.world_size]
         everyone: list = [None] * group.world_size

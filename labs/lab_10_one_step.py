@@ -4,8 +4,9 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_one_step.py
 Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import io
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from unittest.mock import patch
 
 import lab_10_train as script
@@ -17,7 +18,7 @@ from torch.utils.data import Subset
 
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
-from shared.runtime.group import Group, process_group
+from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -32,30 +33,30 @@ class Config:
     steps: int = 3
     test_images: int = 59  # divides by no number of ranks either
     tolerance: float = 1e-12  # float64
-    total_steps: int = 50  # as far as the schedule knows
+    steps_of_epoch: int = 25  # as far as the schedule knows; it has two epochs
 
 
 def trainer_of(data: script.Data, ranks: script.Ranks, cfg: Config, *more: str) -> script.Trainer:
-    options = script.parse(["--batch-size", str(cfg.batch), "--warm-up", "2", "--clip", "0.5", *more])
-    return script.Trainer(data, options, ranks)
+    common = f"--epochs 2 --batch-size {cfg.batch} --warm-up 2 --clip 0.5".split()
+    return script.Trainer(data, script.parse([*common, *more]), ranks, cfg.steps_of_epoch)
 
 
 def batches_of(
     data: script.Data, options: object, ranks: script.Ranks, epoch: int = 0, first: int = 0
 ) -> list[list[int]]:
     """The indices of a rank's batches in an epoch, from step ``first`` on."""
-    sampler = script.RankBatches(len(data.train), options, ranks)
-    sampler.start_at(epoch, first)
-    return list(sampler)
+    sampler = script.RankBatches(len(data.train), options.batch_size, options.seed, ranks.rank, ranks.size)
+    sampler.done = epoch * sampler.steps + first
+    return [[index for _, index in batch] for batch in sampler]
 
 
 def order_of_images(data: script.Data, ranks: script.Ranks, cfg: Config) -> None:
     """One process plays all ranks: whatever their number, their batches make up that of one process."""
     options = script.parse(["--batch-size", str(cfg.batch)])
-    alone = replace(ranks, rank=0, size=1)
+    alone = ranks._replace(rank=0, size=1)
     expected = batches_of(data, options, alone)
     for size in range(1, 9):
-        parts = [batches_of(data, options, replace(alone, rank=rank, size=size)) for rank in range(size)]
+        parts = [batches_of(data, options, alone._replace(rank=rank, size=size)) for rank in range(size)]
         for step, batch in enumerate(expected):
             joined = [index for part in parts for index in part[step]]
             if sorted(joined) != sorted(batch):
@@ -72,17 +73,19 @@ def order_of_images(data: script.Data, ranks: script.Ranks, cfg: Config) -> None
 
 def joined_steps(data: script.Data, ranks: script.Ranks, cfg: Config) -> nn.Module:
     """The single-process truth: plain PyTorch on the joined batches. Returns the model."""
-    options = script.parse(["--batch-size", str(cfg.batch), "--warm-up", "2", "--float64"])
+    trainer = trainer_of(data, ranks, cfg, "--float64")
+    options = trainer.options
     model = script.build(data, options, ranks)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 1e-4},
         {"params": [p for p in model.parameters() if p.ndim == 1]},  # norms and biases
     ]
     optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9)
-    indices = batches_of(data, options, replace(ranks, rank=0, size=1))
+    indices = batches_of(data, options, ranks._replace(rank=0, size=1))
     for step in range(cfg.steps):
+        trainer.step = step
         for group in groups:
-            group["lr"] = script.learning_rate(step, cfg.total_steps, options)
+            group["lr"] = trainer.learning_rate()
         images, labels = data.train[indices[step]]
         loss = F.cross_entropy(model(images.to(ranks.device).double()), labels.to(ranks.device))
         optimizer.zero_grad()
@@ -103,7 +106,7 @@ def take_steps(
     for step in range(cfg.steps):
         images, labels = data.train[indices[step]]
         with record() as log:
-            trainer.train_step(images, labels, cfg.total_steps)
+            trainer.train_step(images, labels)
     return dict(log.counts()), log.bytes()
 
 
@@ -121,9 +124,9 @@ def same_as_one_process(data: script.Data, ranks: script.Ranks, cfg: Config) -> 
         print_on_rank_0(f"{name}: equal to one process; a step has 1 all-reduce, of {model_bytes:,} bytes")
 
 
-def stop_sign(ranks: script.Ranks) -> None:
+def stop_sign() -> None:
     """What it adds to a step."""
-    sign = script.StopSign(ranks)
+    sign = script.StopSign(dist.new_group(backend="gloo"))
     with record() as log:
         sign.seen_by_all()
         sign.finish()
@@ -162,7 +165,7 @@ def half_precision(data: script.Data, ranks: script.Ranks, cfg: Config) -> dict[
         before = [parameter.detach().clone() for parameter in trainer.ddp.parameters()]
         images, labels = data.train[batches_of(data, trainer.options, ranks)[0]]
         with dtypes_of_losses() as seen:
-            trainer.train_step(images, labels, cfg.total_steps)
+            trainer.train_step(images, labels)
         for scores, loss in seen:
             if scores != half or loss != torch.float32:
                 raise CourseError(f"{kind}: scores are {scores}, the loss is {loss}")
@@ -178,7 +181,7 @@ def loss_outside(
 ) -> dict[str, float]:
     """The same step with the loss after the autocast block: it overflows, and the step is skipped."""
     scaler = torch.amp.GradScaler(ranks.device.type)
-    with script.precision(trainer.options, ranks):
+    with trainer.precision:
         scores = trainer.ddp(images.to(ranks.device))
     loss = F.cross_entropy(scores, labels.to(ranks.device))
     before = next(trainer.ddp.parameters()).detach().clone()
@@ -194,13 +197,14 @@ def loss_outside(
 
 def evaluation(data: script.Data, ranks: script.Ranks, cfg: Config) -> None:
     """Each image counts once, on however many ranks."""
-    few = replace(data, test=Subset(data.test, range(cfg.test_images)))
+    few = data._replace(test=Subset(data.test, range(cfg.test_images)))
     trainer = trainer_of(few, ranks, cfg)
     indices = batches_of(data, trainer.options, ranks)
     for step in range(cfg.steps):
-        trainer.train_step(*data.train[indices[step]], cfg.total_steps)
+        trainer.train_step(*data.train[indices[step]])
     to_test = script.loaders(few, trainer.options, ranks)[1]
-    share, seen = script.evaluate(trainer, to_test, script.StopSign(ranks))
+    with redirect_stdout(io.StringIO()):  # the script's own line
+        share, seen = trainer.evaluate(to_test)
     images, labels = data.test[list(range(cfg.test_images))]
     with torch.inference_mode():
         scores = trainer.ddp.module(images.to(ranks.device)).cpu()
@@ -238,20 +242,15 @@ def augmentation(data: script.Data) -> None:
 
 def main(cfg: Config) -> None:
     with process_group(smallest=2) as group:
-        ranks = ranks_of(group)
+        ranks = script.Ranks(group.rank, group.world_size, group.device)
         data = script.digits()
         order_of_images(data, ranks, cfg)
         augmentation(data)
         no_batch_norm(data, ranks)
         same_as_one_process(data, ranks, cfg)
-        stop_sign(ranks)
+        stop_sign()
         evaluation(data, ranks, cfg)
         record_results("lab_10_one_step", half_precision(data, ranks, cfg))
-
-
-def ranks_of(group: Group) -> script.Ranks:
-    on_cpu = dist.new_group(backend="gloo")
-    return script.Ranks(group.rank, group.world_size, group.device, on_cpu, on_cpu)
 
 
 if __name__ == "__main__":

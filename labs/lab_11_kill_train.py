@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from multiprocessing import get_context
@@ -82,7 +82,7 @@ def load_few_images(cfg: Config) -> None:
     data = lab_10_train.digits()
     train = Subset(data.train, range(cfg.images))
     test = Subset(data.test, range(cfg.images // 4))
-    few = replace(data, train=train, test=test)
+    few = data._replace(train=train, test=test)
     lab_10_train.digits = lambda: few
 
 
@@ -98,7 +98,7 @@ def watch_training(moments: Moments) -> None:
         def wrapper(*args, **options) -> object:
             seen[name] += 1
             if moments.kill_at == (name, seen[name]):
-                while os.listdir(moments.folder) != [BETWEEN_SAVES[moments.kill_at]]:
+                while checkpoints_in(moments.folder) != [BETWEEN_SAVES[moments.kill_at]]:
                     time.sleep(0.01)  # a thread saves it, then removes the one before
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **options)
@@ -106,7 +106,7 @@ def watch_training(moments: Moments) -> None:
         return wrapper
 
     lab_10_train.Trainer.train_step = watched("train_step", lab_10_train.Trainer.train_step)
-    lab_10_train.evaluate = watched("evaluate", lab_10_train.evaluate)
+    lab_10_train.Trainer.evaluate = watched("evaluate", lab_10_train.Trainer.evaluate)
 
 
 def be_rank(rank: int, ranks: int, port: int, arguments: list[str], moments: Moments, log: Path) -> NoReturn:
@@ -189,6 +189,11 @@ def difference(folder: Path, expected: Path) -> float:
     return max((ours[name] - theirs[name]).abs().max().item() for name in tensors)
 
 
+def checkpoints_in(folder: Path) -> list[str]:
+    """Names of all that lies there, complete or not, but for the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 def complete_in(folder: Path) -> list[str]:
     """Names of the checkpoints that the script takes for complete, the oldest first."""
     return sorted(path.name for path in folder.glob("step_*") if not path.suffix)
@@ -220,8 +225,8 @@ def kill_and_go_on(case: Case, unbroken: Path, cfg: Config) -> float:
                 goes_on_from = line.removeprefix("going on from ")
         if resumed.codes != [0] * case.ranks_then or goes_on_from != case.newest:
             raise CourseError(f"{case.where}: goes on from {goes_on_from}: {resumed.codes}\n{resumed.said}")
-        if sorted(path.name for path in folder.iterdir()) != [NEXT]:
-            raise CourseError(f"{case.where}: is left: {sorted(path.name for path in folder.iterdir())}")
+        if checkpoints_in(folder) != [NEXT]:
+            raise CourseError(f"{case.where}: is left: {checkpoints_in(folder)}")
         distance = difference(folder / NEXT, unbroken / f"{NEXT}.pt")
         if distance > cfg.tolerance:
             raise CourseError(f"{case.where}: ends {distance:.1e} from the unbroken run")

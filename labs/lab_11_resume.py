@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_10_train import seed_of
+from lab_10_batches import seed_of
 from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel

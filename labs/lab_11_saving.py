@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import lab_10_train as script
+import lab_11_checkpointing as checkpointing
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -24,8 +25,6 @@ from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.parity import assert_all_equal, parameters
 
-STEPS = 50  # as far as the schedule knows
-
 
 class Run:
     """The script's parts, as its ``train`` puts them together."""
@@ -35,16 +34,19 @@ class Run:
         data = script.digits()
         to_train, _ = script.loaders(data, options, ranks)
         self.loader: DataLoader = to_train
-        self.trainer = script.Trainer(data, options, ranks)
-        self.checkpoints = script.Checkpoints(options, ranks)
+        self.trainer = script.Trainer(data, options, ranks, to_train.batch_sampler.steps)
+        self.checkpoints = script.open_checkpoints(self.trainer, data)
 
     def steps(self, count: int) -> None:
         """The next ``count`` steps of the first epoch."""
-        self.loader.batch_sampler.start_at(0, self.trainer.step)
+        self.loader.batch_sampler.done = self.trainer.step
         batches = iter(self.loader)
         for _ in range(count):
             images, labels = next(batches)
-            self.trainer.train_step(images, labels, STEPS)
+            self.trainer.train_step(images, labels)
+
+    def save(self) -> None:
+        self.checkpoints.save(self.trainer.step)
 
     def state(self) -> list[tuple[str, torch.Tensor]]:
         """Copies of all parameters, and of the momentum of each."""
@@ -68,7 +70,7 @@ def writer(write):
 def names(folder: Path) -> list[str]:
     """What lies in the folder, the same for all ranks. Collective."""
     dist.barrier()
-    entries = sorted(path.name for path in folder.iterdir())
+    entries = sorted(path.name for path in folder.glob("step_*"))
     dist.barrier()
     return entries
 
@@ -92,16 +94,16 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
     one.steps(2)
     after_step_2 = one.state()
     with writer(wait_at_the_gate):
-        one.checkpoints.save(one.trainer)
+        one.save()
         try:
             reached.wait()
             expect("while it is written", names(folder), ["step_00000002.part"])
-            expect("to go on from", script.complete_in(folder), [])
+            expect("to go on from", checkpointing.complete_in(folder), [])
             one.steps(1)
             print_on_rank_0("step 3 is done meanwhile")
         finally:
             gate.set()
-        one.checkpoints.finish()
+        one.checkpoints.wait()
     expect("when it is written", names(folder), ["step_00000002"])
     return after_step_2
 
@@ -116,18 +118,18 @@ def disk_is_full(one: Run, folder: Path, ranks: script.Ranks) -> None:
 
     stderr = io.StringIO()
     with writer(fail_on_the_last_rank), contextlib.redirect_stderr(stderr):
-        one.checkpoints.save(one.trainer)
-        saved = one.checkpoints.finish()
+        one.save()
+        saved = one.checkpoints.wait()
     print_on_rank_0(stderr.getvalue().partition(";")[0])  # then follow the bytes that are free
     expect("saved on a full disk", saved, False)
     expect("what lies there", names(folder), ["step_00000002"])
     one.steps(1)
-    one.checkpoints.save(one.trainer)
-    expect("saved when there is room again", one.checkpoints.finish(), True)
+    one.save()
+    expect("saved when there is room again", one.checkpoints.wait(), True)
     expect("what lies there", names(folder), ["step_00000002", "step_00000004"])
     one.steps(1)
-    one.checkpoints.save(one.trainer)
-    one.checkpoints.finish()
+    one.save()
+    one.checkpoints.wait()
     expect("the newest two", names(folder), ["step_00000004", "step_00000005"])
 
 
@@ -136,12 +138,11 @@ def main() -> None:
         shared_folder = [own]
         dist.broadcast_object_list(shared_folder, src=0)
         folder = Path(shared_folder[0]) / "run"
-        for_saving = dist.new_group(backend="gloo")
-        ranks = script.Ranks(group.rank, group.world_size, group.device, for_saving)
+        ranks = script.Ranks(group.rank, group.world_size, group.device)
         one = Run(folder, ranks)
         after_step_2 = held_up(one, folder)
         other = Run(folder, ranks)
-        other.checkpoints.resume(other.trainer)
+        other.trainer.step = other.checkpoints.resume()
         assert_all_equal("resumed", other.state(), after_step_2, tolerance=0.0)
         other.steps(1)
         assert_all_equal("step 3 after a restart", other.state(), one.state(), tolerance=1e-12)

@@ -13,7 +13,7 @@ from shared.tools.lessons import read_lessons
 from shared.tools.outputs import LEAKS
 from tests.helpers import ROOT, SCRIPTS, Done, command, torchrun, torchrun_command
 from tests.launch import warm_torchrun
-from tests.rules.labs import command_of, exit_code_of, is_plain
+from tests.rules.labs import command_of, exit_code_of, is_plain, siblings
 
 PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs if is_plain(ROOT / name)]
 # What torchrun itself tells about a rank that has failed and is started again.
@@ -27,6 +27,7 @@ JOINS_IN_ITS_OWN_WAY = {
     "lab_02_ways": "joins four groups, gloo",
     "lab_03_tags": "gloo alone has tags",
     "lab_10_train": "the script has options",
+    "lab_11_loop": "an example, gloo",
     "lab_13_restart": "a store for each attempt, which torchrun may restart",
     "lab_15_toy": "two devices a process, gloo",
     "lab_26_look": "hangs on purpose, gloo",
@@ -34,13 +35,14 @@ JOINS_IN_ITS_OWN_WAY = {
 
 
 def run_alone(lab: Path, folder: Path) -> Done:
-    """Copy ``lab`` into the empty ``folder`` and run it there, where ``shared`` cannot be imported."""
+    """Copy ``lab`` and the labs that it imports into the empty ``folder``; run it there, without ``shared``."""
     blocked = folder / "not_ours"
     (blocked / "shared").mkdir(parents=True)
     (blocked / "shared" / "__init__.py").write_text(BLOCKED, encoding="utf-8")
     alone = folder / "alone"
     alone.mkdir()
-    copy(lab, alone)
+    for file in (lab, *siblings(lab)):
+        copy(file, alone)
     words = command_of(lab)
     place = words.index(f"labs/{lab.name}")
     launcher, option, ranks, *options = words[:place]
@@ -72,13 +74,18 @@ def test_a_plain_lab_runs_alone(lab: Path, tmp_path: Path):
     assert problems_of(run_alone(lab, tmp_path), exit_code_of(lab)) == []
 
 
+def source_of(lab: Path) -> str:
+    """All that is copied with a lab."""
+    return "".join(path.read_text(encoding="utf-8") for path in (lab, *siblings(lab)))
+
+
 def imports_too_late(source: str) -> bool:
     """Whether an optimizer would import, with a group already there, what then holds it: see lesson 08."""
     return bool(MAKES_OPTIMIZERS.search(source)) and not IMPORTS_IT.search(source)
 
 
 def test_plain_labs_import_first_what_would_hold_their_group():
-    late = {path.stem for path in PLAIN_LABS if imports_too_late(path.read_text(encoding="utf-8"))}
+    late = {path.stem for path in PLAIN_LABS if imports_too_late(source_of(path))}
     assert late <= ALONE, late
 
 

@@ -29,28 +29,29 @@ FAULTS: list[Fault] = [
     ),
     # It gets its name at the next save only.
     Fault(
-        lab="10_train",
-        old="        part.rename(self.final)\n",
+        lab="11_checkpointing",
+        old="        self.path.rename(self.final)\n",
         new="""        for late in self.final.parent.glob("late_*"):
             late.rename(late.with_name(late.name.removeprefix("late_")))
-        part.rename(part.with_name(f"late_{self.final.name}"))
+        self.path.rename(self.path.with_name(f"late_{self.final.name}"))
+        return
 """,
         told="the unbroken run: [0], ['step_00000005', 'step_00000010']",
         run="11_kill_train",
         ranks=0,
     ),
-    # What the script itself must not do. A checkpoint that is half removed must not look complete.
+    # A checkpoint that is half removed must not look complete.
     Fault(
-        lab="10_train",
-        old='shutil.rmtree(old.rename(old.with_suffix(".part")))  # half removed, it is not complete',
-        new="shutil.rmtree(old)",
+        lab="11_checkpointing",
+        old='shutil.rmtree(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
+        new="shutil.rmtree(path)",
         told="looks complete and is not",
         run="11_kill_train",
         ranks=0,
     ),
     Fault(
-        lab="10_train",
-        old='        sync_to_disk(part / "run.json")\n',
+        lab="11_checkpointing",
+        old='        sync_to_disk(self.path / "run.json")\n',
         new="",
         told="run.json is renamed before it is flushed",
         run="11_kill_train",
@@ -58,13 +59,14 @@ FAULTS: list[Fault] = [
     ),
     # Old ones go before the new one is there.
     Fault(
-        lab="10_train",
-        old="        self.finish()\n        trainer.share_buffers()",
-        new="""        self.finish()
-        if self.ranks.rank == 0:
-            for old in complete_in(self.folder)[self.options.keep - 1 :]:
+        lab="11_checkpointing",
+        old="        self.wait()\n        self.step = step\n",
+        new="""        self.wait()
+        if dist.get_rank() == 0:
+            for old in complete_in(self.folder)[self.keep - 1 :]:
                 shutil.rmtree(old)
-        trainer.share_buffers()""",
+        self.step = step
+""",
         told="the newest checkpoint is",
         run="11_kill_train",
         ranks=0,
@@ -89,22 +91,22 @@ FAULTS: list[Fault] = [
         told="nothing forgotten: other losses at steps",
     ),
     Fault(
-        lab="10_train",
+        lab="11_checkpointing",
         old='super().__init__(final.with_suffix(".part"))',
         new="super().__init__(final)",
         told="while it is written: ['step_00000002'], expected ['step_00000002.part']",
         run=SAVING,
     ),
     Fault(
-        lab="10_train",
-        old="                self.succeeded = False\n",
-        new="                pass\n",
+        lab="11_checkpointing",
+        old="                self.failure = last_line(error)\n",
+        new="",
         told="saved on a full disk: True",
         run=SAVING,
     ),
     Fault(
-        lab="10_train",
-        old="        trainer.step = step\n",
+        lab="11_checkpointing",
+        old="        self.step = int(checkpoint.name[5:])\n",
         new="",
         told="step 3 after a restart",
         run=SAVING,

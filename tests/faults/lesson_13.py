@@ -5,8 +5,11 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="10_train",
-        old="    if checkpoints and stopped:\n",
-        new="    if False:\n",
+        old="        is_last = stopped or trainer.step == trainer.steps\n",
+        new="""        if stopped:
+            os._exit(SAVED_AND_LEFT)
+        is_last = trainer.step == trainer.steps
+""",
         told="the step of the newest checkpoint: expected",
         run="13_requeue",
         launch="python",

@@ -17,6 +17,18 @@ ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
 
 
+def siblings(path: Path) -> list[Path]:
+    """The labs that a lab imports, and those that they import: they are copied with it."""
+    names = [name.split(".")[0] for name in imported_names(path.read_text(encoding="utf-8"))]
+    found = [path.with_name(f"{name}.py") for name in sorted(set(names)) if name.startswith("lab_")]
+    return [*found, *(further for sibling in found for further in siblings(sibling))]
+
+
+def is_module(path: Path) -> bool:
+    """Whether a lab is only imported: its docstring names the command of another one."""
+    return "__main__" not in path.read_text(encoding="utf-8")
+
+
 def docstring_of(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
@@ -26,7 +38,8 @@ def docstring_problems(path: Path, notebook: str) -> list[str]:
     problems = []
     if not lines or lines[0].startswith("Run it:"):
         problems.append(f"{path.name} does not say what it is")
-    if not any(line.startswith("Run it:") and f"labs/{path.name}" in line.split() for line in lines):
+    named = [line for line in lines if line.startswith("Run it:")]
+    if not named or not (is_module(path) or f"labs/{path.name}" in named[0].split()):
         problems.append(f"{path.name} has no line `Run it: ... labs/{path.name}`")
     if f"Written by:  notebooks/{notebook} (edit it there)" not in lines:
         problems.append(f"{path.name} has no line `Written by:  notebooks/{notebook} (edit it there)`")
@@ -53,13 +66,14 @@ def starts_with_torchrun(path: Path) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether torchrun starts it, and all that it imports is in ``PLAIN``."""
-    return starts_with_torchrun(path) and imports(path) <= PLAIN
+    """Whether torchrun starts it, and all that it and its siblings import is in ``PLAIN``."""
+    return starts_with_torchrun(path) and not is_module(path) and imports(path) <= PLAIN
 
 
 def plain_problems(lesson: Lesson, root: Path) -> list[str]:
     """The first lab that torchrun starts is plain."""
-    under_torchrun = [root / name for name in lesson.labs if starts_with_torchrun(root / name)]
+    labs = [root / name for name in lesson.labs]
+    under_torchrun = [lab for lab in labs if starts_with_torchrun(lab) and not is_module(lab)]
     if not under_torchrun or is_plain(under_torchrun[0]):
         return []
     first = under_torchrun[0]
@@ -70,7 +84,8 @@ def plain_problems(lesson: Lesson, root: Path) -> list[str]:
 def imports(path: Path) -> set[str]:
     """The top names of all that a file imports; of a relative import ``relative``."""
     names = imported_names(path.read_text(encoding="utf-8"), package="relative")
-    return {name.split(".")[0] for name in names}
+    own = {name.split(".")[0] for name in names if not name.startswith("lab_")}
+    return own.union(*(imports(sibling) for sibling in siblings(path)))
 
 
 def lab_problems(lesson: Lesson, root: Path) -> list[str]:

@@ -1,38 +1,32 @@
 """The training script, whose rank 1 fails in step 5 while it still saves step 4.
 
-``rank_that_fails.py SCRIPT HOW [OPTION ...]``: HOW is ``late``, if that save ends 3 s after the failure,
+``rank_that_fails.py HOW [OPTION ...]``: HOW is ``late``, if that save ends 3 s after the failure,
 or ``stuck``.
 """
 
-import importlib.util
 import os
 import sys
 import threading
 import time
-from types import ModuleType
+
+import lab_10_train as script
+import lab_11_checkpointing as checkpointing
+import lab_13_stopping as stopping
 
 FAILS_IN = 5
 FOR_EVER_S = 1000
 
 
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("training_script", path)
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["training_script"] = script
-    spec.loader.exec_module(script)
-    return script
-
-
-def plant(script: ModuleType, how: str) -> None:
+def plant(how: str) -> None:
     train_step = script.Trainer.train_step
-    write_data = script.CommittingWriter.write_data
+    write_data = checkpointing.CommittingWriter.write_data
     failed = threading.Event()
 
-    def fail(trainer, images, labels, steps):
+    def fail(trainer, images, labels):
         if trainer.step + 1 == FAILS_IN:
             failed.set()
             raise RuntimeError("planted")
-        return train_step(trainer, images, labels, steps)
+        return train_step(trainer, images, labels)
 
     def write_late(writer, plan, planner):
         failed.wait()
@@ -40,12 +34,11 @@ def plant(script: ModuleType, how: str) -> None:
         return write_data(writer, plan, planner)
 
     script.Trainer.train_step = fail
-    script.CommittingWriter.write_data = write_late
-    script.LEAVE_S = 2.0 if how == "stuck" else 600.0
+    checkpointing.CommittingWriter.write_data = write_late
+    stopping.LEAVE_S = 2.0 if how == "stuck" else 600.0
 
 
 if __name__ == "__main__":
-    training_script = load(sys.argv[1])
     if os.environ["RANK"] == "1":
-        plant(training_script, sys.argv[2])
-    sys.exit(training_script.main(sys.argv[3:]))
+        plant(sys.argv[1])
+    sys.exit(script.main(sys.argv[2:]))

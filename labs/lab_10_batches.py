@@ -1,0 +1,119 @@
+"""Which images a rank takes: the same global batches on any number of ranks. To copy into any training loop.
+
+A module, which needs torch; ``images_of`` needs torchvision. ``lab_10_train.py`` uses it.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_train.py --epochs 2
+Written by:  notebooks/10_training_template.ipynb (edit it there)
+"""
+
+import gzip
+import math
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import Dataset, Sampler, TensorDataset
+
+
+class DataError(Exception):
+    """Its text says what does not fit."""
+
+
+def seed_of(*what: object) -> int:
+    """A number that depends on all of ``what`` and on nothing else.
+
+    The order of images is seeded by (seed, epoch), an image's augmentation by (seed, epoch, image), noise
+    in the model by (seed, step, rank). So no state has to be saved, and the first two do not depend on
+    the number of ranks or workers.
+    """
+    return random.Random(repr(what)).getrandbits(63)
+
+
+class RankBatches(Sampler[list]):
+    """This rank's part of each global batch of an epoch, as pairs (epoch, image), from any step on.
+
+    The order of images does not depend on the number of ranks: a step takes the next ``batch_size`` images,
+    and rank r of n gets each n-th of them, beginning with the r-th. What is left at the end of an epoch is
+    less than a batch and is left out. The order takes 8 bytes for each image, on each rank.
+    """
+
+    def __init__(self, images: int, batch_size: int, seed: int, rank: int, ranks: int) -> None:
+        if not ranks <= batch_size <= images:
+            raise DataError(f"a batch must have {ranks} (the ranks) to {images} images, not {batch_size}")
+        self.images = images
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
+        self.steps = images // batch_size  # in an epoch
+        self.done = 0  # steps, in all epochs: where to begin
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, first = divmod(self.done, self.steps)
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
+        batches = torch.randperm(self.images, generator=generator).split(self.batch_size)
+        for batch in batches[first : self.steps]:
+            mine = batch[self.rank :: self.ranks].tolist()
+            yield [(epoch, image) for image in mine]
+
+
+class Shifted(Dataset):
+    """Each image moved by up to one pixel. The same image in the same epoch moves alike on every rank."""
+
+    def __init__(self, images: Dataset, seed: int, is_on: bool = True) -> None:
+        self.images = images
+        self.seed = seed
+        self.is_on = is_on
+
+    def __getitem__(self, position: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        epoch, index = position
+        image, label = self.images[index]
+        if not self.is_on:
+            return image, label
+        own = random.Random(seed_of(self.seed, "augmentation", epoch, index))
+        return torch.roll(image, (own.randint(-1, 1), own.randint(-1, 1)), (1, 2)), label
+
+
+class Data(NamedTuple):
+    """Images as float32 (channels, side, side), each with the number of its class."""
+
+    train: Dataset
+    test: Dataset
+    classes: int
+    known_by: int  # another number: other images. It does not depend on where they lie
+
+
+def digits() -> Data:
+    """1,797 images of 8 x 8 that scikit-learn brings along; 1,437 to train on and 360 to test with."""
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise DataError("these digits come with scikit-learn: pip install scikit-learn")
+    with gzip.open(Path(spec.origin).parent / "datasets/data/digits.csv.gz", "rt") as lines:
+        rows = torch.tensor([[float(value) for value in line.split(",")] for line in lines])
+    images = rows[:, :64].reshape(-1, 1, 8, 8) / 16
+    labels = rows[:, 64].long()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    train = TensorDataset(images[order[:1437]], labels[order[:1437]])
+    test = TensorDataset(images[order[1437:]], labels[order[1437:]])
+    return Data(train, test, 10, seed_of(rows.tolist()))
+
+
+def images_of(folder: Path, side: int) -> Data:
+    """Images of a folder with train/CLASS/ and test/CLASS/, known by their names and some of their files."""
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    cut = [transforms.Resize(side), transforms.CenterCrop(side), transforms.ToTensor()]
+    try:
+        train = ImageFolder(folder / "train", transforms.Compose(cut))
+        test = ImageFolder(folder / "test", transforms.Compose(cut))
+    except FileNotFoundError:
+        raise DataError(f"{folder} is no folder with train/CLASS/*.png and test/CLASS/*.png") from None
+    if train.classes != test.classes:
+        raise DataError(f"{folder.name}: train has the classes {train.classes}, test has {test.classes}")
+    names = [str(Path(path).relative_to(folder)) for path, _ in train.samples + test.samples]
+    few = train.samples[:: math.ceil(len(train) / 8)]
+    return Data(train, test, len(train.classes), seed_of(names, [Path(path).read_bytes() for path, _ in few]))

@@ -1,0 +1,300 @@
+"""Checkpoints that survive a kill at any moment and notice damage, to copy into any training loop.
+
+A module, which needs torch. ``lab_11_loop.py`` is a loop that uses it.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_loop.py
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
+
+COMPLETE = re.compile(r"step_\d{8,}")  # the name of a checkpoint that is complete
+MISSING = "is missing"
+DAMAGED = "does not match its checksum"
+PATIENCE_S = 60.0  # with a file that cannot be read: NFS may show it after so long, see acdirmax in nfs(5)
+AGAIN_S = 5.0  # between the two tries of the last save
+
+
+class Refused(Exception):
+    """Something that the one who started the run can mend; its text says how."""
+
+
+@dataclass(frozen=True)
+class Written(WriteResult):
+    sha256: str  # of the file: what a rank tells rank 0 of each tensor that it has written
+
+
+class CommittingWriter(dcp.FileSystemWriter):
+    """Writes into ``step_00000120.part``, and gives that its final name as soon as all ranks have written.
+
+    DCP calls its methods in the thread that writes; if one raises, the save has failed on all ranks.
+    """
+
+    def __init__(self, final: Path, about: dict, keep: int) -> None:
+        super().__init__(final.with_suffix(".part"))
+        self.final = final
+        self.about = about
+        self.keep = keep
+
+    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
+        """On each rank, which reads its own file back for the checksum."""
+        results = super().write_data(plan, planner).wait()
+        sums = {name: sum_of(self.path / name) for name in {r.storage_data.relative_path for r in results}}
+        told = torch.futures.Future()
+        told.set_result([Written(**vars(r), sha256=sums[r.storage_data.relative_path]) for r in results])
+        return told
+
+    def finish(self, metadata: dcp.Metadata, results: list[list[Written]]) -> None:
+        """On rank 0, when all ranks have written; ``results`` are what they told."""
+        super().finish(metadata, results)  # it writes .metadata
+        sums = {r.storage_data.relative_path: r.sha256 for of_rank in results for r in of_rank}
+        record = {**self.about, "files": {**sums, ".metadata": sum_of(self.path / ".metadata")}}
+        (self.path / "run.json").write_text(json.dumps({**record, "sha256": sum_of_record(record)}))
+        sync_to_disk(self.path / "run.json")
+        sync_to_disk(self.path)
+        put_aside(self.final)  # one of this step that lacks a file
+        self.path.rename(self.final)
+        sync_to_disk(self.final.parent)
+        remove_old(self.final, self.keep)
+
+
+def sum_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sum_of_record(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Have a file, or the names in a folder, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def complete_in(folder: Path) -> list[Path]:
+    """Folders of complete checkpoints, the newest first; other names, such as ``step_best``, do not count."""
+    checkpoints = [path for path in folder.glob("step_*") if COMPLETE.fullmatch(path.name)]
+    return sorted(checkpoints, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def put_aside(checkpoint: Path) -> None:
+    if checkpoint.exists():
+        shutil.rmtree(checkpoint.with_suffix(".broken"), ignore_errors=True)  # of an earlier start
+        checkpoint.rename(checkpoint.with_suffix(".broken"))
+
+
+def remove_old(newest: Path, keep: int) -> None:
+    """Keep ``newest`` and those before it, ``keep`` in all. What cannot be removed goes at the next start."""
+    checkpoints = complete_in(newest.parent)
+    for path in checkpoints[checkpoints.index(newest) + keep :]:
+        with suppress(OSError):
+            shutil.rmtree(path.rename(path.with_suffix(".part")))  # half removed, it is not complete
+
+
+@dataclass
+class Checkpoints:
+    """Folders ``step_00000120`` in ``folder``. A folder of that name is complete, whatever happened.
+
+    All ranks call all methods, and get the same answer or ``Refused``. Of what differs by rank one is saved.
+    """
+
+    folder: Path
+    settings: dict  # plain values that decide about the result: a run with others does not go on from here
+    group: dist.ProcessGroup  # of gloo, and used for nothing else: a thread communicates in it
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    more: dict = field(default_factory=dict)  # {name: object with state_dict, load_state_dict}: a scheduler
+    keep: int = 2  # newest checkpoints
+    may_change: frozenset[str] = frozenset()  # names of settings that may differ when a run goes on
+    only_read: bool = False  # take no lock, write nothing
+
+    def __post_init__(self) -> None:
+        self.settings = json.loads(json.dumps(self.settings))
+        self.step = 0  # of the newest checkpoint that is complete or under way
+        self.under_way = None
+        self.failure = ""  # of the last save
+        if not self.only_read:
+            self.on_rank_0(self.take_folder)
+
+    def on_rank_0(self, function: Callable, *arguments: object) -> object:
+        """What ``function`` returns on rank 0, on all ranks; or ``Refused``, if it fails there."""
+        outcome = [None, ""]
+        if dist.get_rank() == 0:
+            try:
+                outcome[0] = function(*arguments)
+            except (Refused, OSError) as error:
+                outcome[1] = str(error)
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        if outcome[1]:
+            raise Refused(outcome[1])
+        return outcome[0]
+
+    def take_folder(self) -> None:
+        """Lock the folder until this process ends, however it ends; remove what a killed run has left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = (self.folder / ".lock").open("a")
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another job saves in {self.folder}; use another folder") from None
+        except OSError as error:  # a file system without locks
+            print(f"{self.lock.name}: {error}; start no second job in that folder", file=sys.stderr)
+        for left in self.folder.glob("step_[0-9]*.part"):
+            shutil.rmtree(left)
+
+    def save(self, step: int) -> None:
+        """Begin to save, unless this step is saved already; a thread writes."""
+        if step == self.step:
+            return
+        self.wait()
+        self.step = step
+        about = {"step": step, "settings": self.settings}
+        writer = CommittingWriter(self.folder / f"step_{step:08d}", about, self.keep)
+        self.under_way = dcp.async_save(self.state(), storage_writer=writer, process_group=self.group)
+
+    def state(self) -> dict:
+        of_model, of_optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": of_model, "optimizer": of_optimizer, **self.more}
+
+    def wait(self) -> bool:
+        """Wait for the save under way. False if the last one has failed; the first of several is told."""
+        if self.under_way is not None:
+            try:
+                self.under_way.result()
+                self.failure = ""
+            except dcp.api.CheckpointException as error:  # it is no Exception; DCP raises it on all ranks
+                part = self.folder / f"step_{self.step:08d}.part"
+                if dist.get_rank() == 0:
+                    shutil.rmtree(part, ignore_errors=True)
+                if dist.get_rank() == 0 and not self.failure:
+                    free = f"{shutil.disk_usage(self.folder).free:,} bytes are free there"
+                    print(f"{part.stem} was not saved: {last_line(error)}; {free}", file=sys.stderr)
+                self.failure = last_line(error)
+                self.step = 0
+            self.under_way = None
+        return not self.failure
+
+    def finish(self, step: int) -> bool:
+        """Save the last step, and once more if that fails. Returns whether it is saved."""
+        self.save(step)
+        if not self.wait():
+            time.sleep(AGAIN_S)
+            self.save(step)
+        if not self.wait() and dist.get_rank() == 0:
+            newest = [path.name for path in complete_in(self.folder)] or ["the start"]
+            what = f"step_{step:08d} was not saved in two tries, and all since {newest[0]} is lost"
+            print(f"{what}: {self.failure}", file=sys.stderr)
+        return not self.failure
+
+    def resume(self) -> int:
+        """Load the newest whole checkpoint, on any number of ranks; return its step, 0 if there is none.
+
+        If a file is damaged or missing, that is the one before. Any other error is no damage: ``Refused``.
+        """
+        damaged = []
+        checkpoints = self.on_rank_0(complete_in, self.folder)
+        for checkpoint in checkpoints:
+            problems = self.problems_of(checkpoint)
+            if not problems:
+                self.load(checkpoint)
+                self.on_rank_0(self.go_on_from, checkpoint, damaged)
+                return self.step
+            if DAMAGED in problems.values():
+                damaged.append(checkpoint)
+            if dist.get_rank() == 0:
+                told = ", ".join(f"{file} {what}" for file, what in problems.items())
+                print(f"{checkpoint.name}: {told}", file=sys.stderr)
+        if checkpoints:
+            raise Refused(f"{self.folder.name} has no whole checkpoint; move it to begin anew")
+        return 0
+
+    def problems_of(self, checkpoint: Path) -> dict[str, str]:
+        """{file: what is wrong with it}, the same on all ranks, which share the reading."""
+        end = time.monotonic() + PATIENCE_S
+        record, problem = self.on_rank_0(attempt, read_record, checkpoint / "run.json", end)
+        found = {"run.json": problem}
+        if not problem:
+            self.on_rank_0(self.refuse_changes, checkpoint.name, record["settings"])
+            mine = sorted(record["files"].items())[dist.get_rank() :: dist.get_world_size()]
+            for name, expected in mine:
+                checksum, problem = attempt(sum_of, checkpoint / name, end)
+                found[name] = problem or ("" if checksum == expected else DAMAGED)
+        gathered = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, found, group=self.group)
+        problems = {name: what for part in gathered for name, what in part.items() if what}
+        unread = [f"{name}: {what}" for name, what in problems.items() if what not in (MISSING, DAMAGED)]
+        if unread:
+            raise Refused(f"{checkpoint.name} cannot be read now, {unread[0]}")
+        return problems
+
+    def refuse_changes(self, name: str, before: dict) -> None:
+        """Raise ``Refused`` if a setting differs from the checkpoint's. A new one does not count."""
+        now = self.settings
+        both = now.keys() & before.keys() - self.may_change
+        told = [f"{key} {now[key]} (was {before[key]})" for key in sorted(both) if now[key] != before[key]]
+        if told:
+            raise Refused(f"{name} has other settings: {', '.join(told)}; allow them, or use another folder")
+
+    def load(self, checkpoint: Path) -> None:
+        state = self.state()
+        try:
+            dcp.load(state, checkpoint_id=checkpoint, process_group=self.group)
+        except dcp.api.CheckpointException as error:
+            raise Refused(f"{checkpoint.name} is whole, and cannot be loaded: {last_line(error)}") from None
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **parts)
+        self.step = int(checkpoint.name[5:])
+
+    def go_on_from(self, checkpoint: Path, damaged: list[Path]) -> None:
+        if not self.only_read:
+            for path in damaged:
+                put_aside(path)
+                print(f"{path.name} is now {path.name}.broken", file=sys.stderr)
+            remove_old(checkpoint, self.keep)
+        print(f"going on from {checkpoint.name}", flush=True)
+
+
+def attempt(read: Callable, file: Path, end: float) -> tuple[object, str]:
+    """What ``read`` returns and what is wrong with the file. Tries until ``end``: NFS, disks may be late."""
+    while True:
+        try:
+            return read(file), ""
+        except (ValueError, TypeError, KeyError):
+            return None, DAMAGED
+        except OSError as error:
+            problem = MISSING if isinstance(error, FileNotFoundError) else str(error)
+        if time.monotonic() > end:
+            return None, problem
+        time.sleep(0.5)
+
+
+def read_record(file: Path) -> dict:
+    record = json.loads(file.read_bytes())
+    if record.pop("sha256") != sum_of_record(record):
+        raise ValueError(DAMAGED)
+    return record
+
+
+def last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1]  # of many lines of DCP's, the last one has the reason

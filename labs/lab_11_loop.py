@@ -1,0 +1,41 @@
+"""A loop that survives a kill at any moment: start it again, on any number of ranks, and it goes on.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_loop.py
+Written by:  notebooks/11_checkpoints.ipynb (edit it there)
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lab_11_checkpointing import Checkpoints
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main(folder: Path = Path("checkpoints")) -> int:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters())
+    settings = {"optimizer": "adam", "batch size": 8}
+    checkpoints = Checkpoints(folder, settings, dist.new_group(backend="gloo"), model, optimizer)
+    step = checkpoints.resume()
+    while step < 30:
+        inputs = torch.full((8, 64), 0.01 * step)  # what a step learns follows from its number
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if step % 10 == 0:
+            checkpoints.save(step)
+    saved = checkpoints.finish(step)
+    if dist.get_rank() == 0:
+        print(f"step {step}, saved: {saved}")
+    dist.destroy_process_group()
+    return 0 if saved else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))
