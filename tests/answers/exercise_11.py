@@ -28,16 +28,17 @@ ANSWERS = [
         below="import shutil",
     ),
     Wrong(
-        what="The copy is on the disk in the end, but a kill tears it, and the older checkpoint is gone.",
+        what="The copy is on the disk in the end, but a kill tears it, and the one before is gone.",
         old=KEEP,
         new="""
-        shutil.copyfile(latest, previous)
-        with previous.open("rb+") as copy:
-            os.fsync(copy.fileno())
+        old = latest.read_bytes()
         new.replace(latest)
+        with previous.open("wb") as copy:
+            copy.write(old)
+            copy.flush()
+            os.fsync(copy.fileno())
         """,
         told="previous.pt holds 0 of 100,000 bytes",
-        below="import shutil",
     ),
     Wrong(
         what="The bytes are on the disk; the names may not be.",

@@ -227,8 +227,9 @@ def verify(answer: ModuleType, group: Group) -> str:
         latest = Path(name).resolve() / "checkpoints" / "latest.pt"
         latest.parent.mkdir()
         latest.write_bytes(checkpoint(1))
-        report = complete_save(answer, checkpoint(2), latest, "a save that nobody disturbs")
+        complete_save(answer, checkpoint(2), latest, "a save that nobody disturbs", -1)
         complete_save(answer, checkpoint(6, SMALL), latest, "a save of 1,000 bytes", -1)
+        report = complete_save(answer, checkpoint(7), latest, "a third save")  # previous.pt is there
         tried = []
         moments = moments_of(report)
         for moment in moments[group.rank :: group.world_size]:  # the ranks share them
