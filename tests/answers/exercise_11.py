@@ -112,11 +112,15 @@ ANSWERS = [
     ),
     Right(
         what="fdatasync, and the old checkpoint is copied, not linked.",
-        old=("os.fsync(file.fileno())", LINK),
+        old=("os.fsync(file.fileno())", f"\n{LINK}\n"),
         new=(
             "os.fdatasync(file.fileno())",
-            "shutil.copyfile(latest, spare)\n    with spare.open('rb+') as copy:\n        os.fsync(copy.fileno())",
+            """
+            with spare.open("wb") as copy:
+                copy.write(latest.read_bytes())
+                copy.flush()
+                os.fsync(copy.fileno())
+            """,
         ),
-        below="import shutil",
     ),
 ]

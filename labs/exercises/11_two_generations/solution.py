@@ -7,11 +7,11 @@ from pathlib import Path
 def save(data: bytes, latest: Path) -> None:
     """Write ``data`` to ``latest``, and keep what was there as ``previous.pt`` in the same folder.
 
-    ``latest`` is on the disk before the call; ``previous.pt`` is missing only before the first call. On return
+    ``latest`` is on the disk before the call; ``previous.pt`` is missing only before the first one. On return
     ``latest`` holds ``data``, ``previous.pt`` holds the checkpoint before it, and both are on the disk with
     their names. A process killed at any moment leaves a whole checkpoint at ``latest``, the old or the new.
-    If there was a ``previous.pt``, there still is one: whole, and older than the checkpoint at ``latest``. The
-    next call works after any kill.
+    If there was a ``previous.pt``, there still is one, whole and older than ``latest``. The next call works
+    after any kill.
     """
     previous = latest.with_name("previous.pt")
     # solution: begin
