@@ -35,7 +35,7 @@ JOINS_IN_ITS_OWN_WAY = {
 
 
 def run_alone(lab: Path, folder: Path) -> Done:
-    """Copy ``lab`` and the labs it imports into the empty ``folder``; run it there, without ``shared``."""
+    """Copy ``lab`` and what it imports into the empty ``folder`` and run it there, without ``shared``."""
     blocked = folder / "not_ours"
     (blocked / "shared").mkdir(parents=True)
     (blocked / "shared" / "__init__.py").write_text(BLOCKED, encoding="utf-8")

@@ -90,6 +90,13 @@ FAULTS: list[Fault] = [
         told="the default model mixes the images of a batch",
         run=STEP,
     ),
+    Fault(
+        lab="13_stopping",
+        old="        self.work = dist.all_reduce(self.answer, dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
+        new="",
+        told="the stop sign communicates by",
+        run=STEP,
+    ),
     # Each rank keeps its own sums of the gradient.
     Fault(
         lab="lesson_10/sync_batch_norm",
