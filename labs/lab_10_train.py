@@ -15,10 +15,10 @@ import math
 import os
 import sys
 import time
+from collections import namedtuple
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -68,7 +68,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--log-every", type=int, default=10, help="steps between two lines of JSON")
     add("--peak-tflops", type=float, help="of a GPU in this precision, from its data sheet, to log the MFU")
     add("--timeout", type=int, default=600, help="seconds that a rank waits for the others")
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise Refused(f"unknown option {unknown[0]}; --help lists all")
     if options.lr is None:
         options.lr = {"sgd": 0.1, "adamw": 0.001}[options.optimizer]
     for name, value in vars(options).items():
@@ -78,10 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-class Ranks(NamedTuple):
-    rank: int
-    size: int
-    device: torch.device
+Ranks = namedtuple("Ranks", "rank size device")  # who this process is, and its torch.device
 
 
 def join(options: argparse.Namespace) -> Ranks:
@@ -96,11 +95,14 @@ def join(options: argparse.Namespace) -> Ranks:
         torch.cuda.set_device(device)
     patience = timedelta(seconds=options.timeout)
     store = store_of_this_attempt(patience)  # because torchrun may start the ranks again
-    who = {"store": store, "rank": rank, "world_size": size, "device_id": device if gpus else None}
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=patience, **who)
     if rank == 0:
+        store.set("device", device.type)
         about = {"ranks": size, "device": device.type, "torch": torch.__version__, "options": vars(options)}
         print(json.dumps(about, default=str), flush=True)
+    if device.type.encode() != store.get("device"):  # else nccl and gloo would wait for each other
+        raise Refused(f"rank {rank} is on {device.type}, rank 0 is not: see --device")
+    who = {"store": store, "rank": rank, "world_size": size, "device_id": device if gpus else None}
+    dist.init_process_group("nccl" if gpus else "gloo", timeout=patience, **who)
     return Ranks(rank, size, device)
 
 
@@ -161,8 +163,7 @@ class Trainer:
         self.precision = torch.autocast(ranks.device.type, half, enabled=options.amp is not None)
         self.begin_log()
 
-    def new_group(self) -> dist.ProcessGroup:
-        """For what must not mix with the gradients."""
+    def new_group(self) -> dist.ProcessGroup:  # for what must not mix with the gradients
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.options.timeout))
 
     def move(self, x: torch.Tensor) -> torch.Tensor:

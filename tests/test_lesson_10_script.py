@@ -64,6 +64,7 @@ def lines_of(done: Done) -> list[dict]:
     ("arguments", "expected"),
     [
         (("--epochs", "none"), "argument --epochs: invalid int value: 'none'"),
+        (("--epoch", "1"), "unknown option --epoch; --help lists all"),
         (("--epochs", "0"), "--epochs must be a number from 1, not 0"),
         (("--lr", "nan"), "--lr must be a number from 0, not nan"),
         (("--device", "cuda"), "2 ranks but 0 GPU(s) on this machine: start as many, or --device cpu"),
@@ -86,6 +87,15 @@ def test_too_few_gpus_are_an_error():
     done = warm_torchrun(CHANGED, code, PYTHONPATH=LABS)
     assert done.returncode == 2
     assert done.stdout == "2 ranks but 1 GPU(s) on this machine: start as many, or --device cpu\n"
+
+
+def test_a_machine_without_a_gpu_beside_one_with_gpus_is_an_error():
+    code = "script.torch.cuda.device_count = lambda: 2 * (os.environ['RANK'] == '0')\n"
+    code += "script.torch.cuda.set_device = print\n"
+    code += "os.environ['LOCAL_RANK'] = '0'\n"  # each is the first of its machine
+    code += "script.dist.init_process_group = lambda *a, **b: script.time.sleep(60)\n"  # nccl would wait
+    done = warm_torchrun(CHANGED, code, PYTHONPATH=LABS)
+    assert "rank 1 is on cpu, rank 0 is not: see --device" in done.stdout, done.stdout
 
 
 def test_a_learning_rate_that_is_too_high_is_told_in_one_line():
