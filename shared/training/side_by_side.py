@@ -167,10 +167,10 @@ class EightLayers(nn.Module):
 
     def __init__(self, other_dtype: torch.dtype) -> None:
         super().__init__()
-        dtypes = [torch.float32, other_dtype] * 4
-        self.layers = nn.ModuleList(nn.Linear(512, 512, dtype=dtype) for dtype in dtypes)
+        self.dtypes = [torch.float32, other_dtype] * 4
+        self.layers = nn.ModuleList(nn.Linear(512, 512, dtype=dtype) for dtype in self.dtypes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x.to(layer.weight.dtype))
+        for layer, dtype in zip(self.layers, self.dtypes, strict=True):
+            x = layer(x.to(dtype))
         return x

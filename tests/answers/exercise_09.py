@@ -165,8 +165,8 @@ ANSWERS = [
             for index in sorted(bucket.missing, reverse=True):
                 self._put(index)
         self._launch_in_turn()
-        users = torch.tensor([index in self.arrived for index in range(len(self.trainable))], dtype=torch.int32)
-        users = users.to(self.trainable[0].device)
+        users = torch.tensor([index in self.arrived for index in range(len(self.trainable))])
+        users = users.to(self.trainable[0].device, torch.int32)
         question = all_reduce(users, op=ReduceOp.MAX, group=self.process_group, async_op=True)
         for bucket in reversed(self.buckets):
             bucket.work.wait()

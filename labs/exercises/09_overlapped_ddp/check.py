@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.comm.late import late_all_reduces
-from shared.comm.record import record
+from shared.comm.record import CommRecord, record
 from shared.lesson_09.overlap import assert_overlap
 from shared.lesson_09.promises import two_halves
 from shared.runtime.errors import CourseError
@@ -130,22 +130,7 @@ def verify_parity(
             model.zero_grad()
         for number, part in enumerate(parts, start=1):
             x = torch.randn(group.world_size, 4, 8, dtype=torch.float64, generator=generator).to(group.device)
-            with contextlib.ExitStack() as no_sync:
-                if not part.sync:
-                    no_sync.enter_context(ddp.no_sync())
-                loss = part.loss(ddp, x, group.rank, group.world_size)
-                if part.evaluate:
-                    with torch.no_grad():
-                        ddp(x[0], False, False)
-                if part.backward_outside:
-                    no_sync.close()
-                with record() as log, late_all_reduces() as works:
-                    loss.backward()
-            open_works = [work for work in works if not work.delivered]
-            if open_works:
-                raise Wrong(
-                    f"{told}: backward ended without waiting for {len(open_works)} of its all-reduces"
-                )
+            log = forward_and_backward(told, ddp, part, x, group)
             if not part.sync and log.count():
                 raise Wrong(f"{told}: backward number {number} sent something, {dict(log.counts())}")
             allowed = len(ddp.trainable) + 1  # one for each gradient at worst, and who has used what
@@ -160,6 +145,25 @@ def verify_parity(
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= LEARNING_RATE * parameter.grad
+
+
+def forward_and_backward(told: str, ddp: nn.Module, part: Part, x: torch.Tensor, group: Group) -> CommRecord:
+    """One part of a step; returns what backward sent. Raises ``Wrong`` if it did not wait for all of it."""
+    with contextlib.ExitStack() as no_sync:
+        if not part.sync:
+            no_sync.enter_context(ddp.no_sync())
+        loss = part.loss(ddp, x, group.rank, group.world_size)
+        if part.evaluate:
+            with torch.no_grad():
+                ddp(x[0], False, False)
+        if part.backward_outside:
+            no_sync.close()
+        with record() as log, late_all_reduces() as works:
+            loss.backward()
+    left = sum(not work.delivered for work in works)
+    if left:
+        raise Wrong(f"{told}: backward ended without waiting for {left} of its all-reduces")
+    return log
 
 
 def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
