@@ -5,7 +5,7 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="06_by_hand",
-        old="            average_gradients(model)\n",
+        old="            average_gradients(model)  # clip_grad_norm_ would come after this line\n",
         new="",
         told="the ranks hold different parameters",
     ),
