@@ -4,12 +4,21 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_05_other_ways.py
 Written by:  notebooks/05_ring_all_reduce.ipynb (edit it there)
 """
 
-import os
-import socket
-import sys
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+
+
+@dataclass(frozen=True)
+class Config:
+    numel: int = 100_000  # float32; 2, 4 and 8 divide it
+    tolerance: float = 1e-5  # sums in another order round differently
 
 
 def exchange(
@@ -99,47 +108,35 @@ def works_with(way: str, n: int) -> bool:
     return "doubling" not in way or n & (n - 1) == 0
 
 
-def setup() -> torch.device:
-    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
-
-    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
-    """
-    device = torch.device("cpu")
-    gpu = "none"
-    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
-    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
-    if 0 < len(gpus) < world_size:
-        mine = f"rank {rank} on {socket.gethostname()} has {device}"
-        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
-        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
-    backend = "nccl" if gpus else "gloo"
-    bound = device if gpus else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
-    if rank == 0:
-        print(f"{world_size} ranks on {device.type} with {backend}")
-    return device
+def same_on_all_ranks(x: torch.Tensor) -> bool:
+    """Whether all ranks hold the same bits. Collective."""
+    of_rank_0 = x.clone()
+    dist.broadcast(of_rank_0, src=0)
+    same = torch.tensor([torch.equal(x, of_rank_0)], dtype=torch.int32, device=x.device)
+    dist.all_reduce(same, op=dist.ReduceOp.MIN)
+    return bool(same.item())
 
 
-def main() -> None:
-    device = setup()
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for way, all_reduce in WAYS.items():
-        if works_with(way, n):
-            x = torch.arange(1000, device=device) * (rank + 1)
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=20, smallest=2) as group:
+        n = group.world_size
+        for way, all_reduce in WAYS.items():
+            if not works_with(way, n):
+                continue
+            numbers = torch.Generator().manual_seed(group.rank)
+            x = torch.randn(cfg.numel, generator=numbers).to(group.device)
             expected = x.clone()
             dist.all_reduce(expected)
             all_reduce(x)
-            assert torch.equal(x, expected), f"{way}: {x[:4].tolist()}... is not {expected[:4].tolist()}..."
-            if rank == 0:
-                print(f"{way}, {n} ranks: the sum is right")
-    dist.barrier()
-    dist.destroy_process_group()
+            off = (x - expected).abs().max().item()
+            if off > cfg.tolerance:
+                raise CourseError(f"{way} is off by {off:.1e}")
+            same = same_on_all_ranks(x)
+            if same != (way != "whole-tensor ring" or n == 2):
+                raise CourseError(f"{way}: {'the same' if same else 'different'} bits on the ranks")
+            bits = "the same bits on all ranks" if same else "the ranks differ in the last bits"
+            print_on_rank_0(f"{way}, {n} ranks: the sum is right, {bits}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main, Config())

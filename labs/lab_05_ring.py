@@ -80,9 +80,13 @@ def main() -> None:
     ring_all_reduce(x)
     off = (x - expected).abs().max().item()
     assert off < 1e-12, f"the ring is off by {off:.1e}"  # sums in another order round differently
+    of_rank_0 = x.clone()
+    dist.broadcast(of_rank_0, src=0)
+    assert torch.equal(x, of_rank_0), "the ranks hold different bits"
 
     if dist.get_rank() == 0:
         print(f"{len(x):,} numbers over {dist.get_world_size()} ranks: the ring equals dist.all_reduce")
+        print("all ranks hold the same bits")
     dist.barrier()
     dist.destroy_process_group()
 

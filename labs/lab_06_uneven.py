@@ -151,9 +151,12 @@ def sequences_of(rank: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, labels
 
 
-def mean_loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens that count."""
-    return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), ignore_index=-100)
+def loss_of(
+    model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, reduction: str = "mean"
+) -> torch.Tensor:
+    """The mean or the sum over the tokens that count."""
+    scores = model(tokens).flatten(0, 1)
+    return F.cross_entropy(scores, labels.flatten(), ignore_index=-100, reduction=reduction)
 
 
 def try_tokens(cfg: Config, group: Group) -> None:
@@ -167,20 +170,19 @@ def try_tokens(cfg: Config, group: Group) -> None:
     model = nn.Sequential(*layers).double().to(group.device)
     everyone = [sequences_of(rank, cfg) for rank in range(group.world_size)]
     all_tokens, all_labels = (torch.cat(parts).to(group.device) for parts in zip(*everyone, strict=True))
-    mean_loss(model, all_tokens, all_labels).backward()
+    loss_of(model, all_tokens, all_labels).backward()
     truth = flat_gradient(model)
 
     tokens, labels = (part.to(group.device) for part in everyone[group.rank])
-    n_local = (labels != -100).sum()
-    n_total = n_local.clone()
+    n_total = (labels != -100).sum()
     dist.all_reduce(n_total)
     ddp = DistributedDataParallel(model)
     off = {}
     for name in ("plain", "weighted"):
         ddp.zero_grad()
-        loss = mean_loss(ddp, tokens, labels)
+        loss = loss_of(ddp, tokens, labels)
         if name == "weighted":
-            loss = loss * group.world_size * n_local / n_total
+            loss = loss_of(ddp, tokens, labels, "sum") * group.world_size / n_total
         loss.backward()
         off[name] = relative_error(flat_gradient(model), truth)
     if off["plain"] <= cfg.wrong_by or off["weighted"] > cfg.tolerance:

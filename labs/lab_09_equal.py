@@ -23,7 +23,7 @@ class Config:
     tolerance: float = 1e-12  # float64
     cap: float = 0.005  # MiB: a small net, and yet several buckets
     small_cap: float = 0.0004  # MiB: a bucket for each layer
-    caps: tuple[float | None, ...] = (None, 25, 1, 3)  # MiB, for 8 layers of 1 MiB
+    caps: tuple[float | None, ...] = (None, 25, 1)  # MiB, for 8 layers of 1 MiB
     patience_s: float = 8  # how long a rank may stand still until it counts as blocked
 
 

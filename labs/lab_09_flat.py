@@ -47,7 +47,7 @@ class FlatDDP(nn.Module):
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
 
     def forward(self, *inputs, **kwargs):
-        broadcast_from_rank_0(self.module.buffers(), self.process_group)
+        broadcast_from_rank_0([buffer.data for buffer in self.module.buffers()], self.process_group)
         return self.module(*inputs, **kwargs)
 
     @torch.no_grad()

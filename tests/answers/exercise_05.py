@@ -90,6 +90,28 @@ ANSWERS = [
         new=("(rank - step) % n], chunks[(rank - step - 1) % n]", "return chunks[(rank + 1) % n]"),
         told="returns chunk 1, complete; expected is chunk 0",
     ),
+    Wrong(
+        what="The loop of the ring all-reduce, and the chunk that it leaves incomplete here.",
+        old="(rank - step - 1) % n], chunks[(rank - step - 2) % n]",
+        new="(rank - step) % n], chunks[(rank - step - 1) % n]",
+        told="returns a chunk that is not complete, but its chunk 1 is; begin the loop",
+    ),
+    Wrong(
+        what="Counts the ranks of this run by hand.",
+        old="range(n - 1)",
+        new="range(2)",
+        told="on 2 of the 3 ranks: ",
+    ),
+    Right(
+        what="A barrier after each step.",
+        old="""
+        target += incoming
+        """,
+        new="""
+        target += incoming
+        dist.barrier()
+        """,
+    ),
     Right(
         what="Blocking calls only: even ranks send first, odd ranks and the last one receive first.",
         old="sendrecv(outgoing, right, incoming, left)",

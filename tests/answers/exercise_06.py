@@ -57,6 +57,12 @@ ANSWERS = [
         told="frozen.weight is frozen (requires_grad=False), but it got a gradient",
     ),
     Wrong(
+        what="Knows the frozen layer by its name.",
+        old="[parameter for parameter in model.parameters() if parameter.requires_grad]",
+        new='[parameter for name, parameter in model.named_parameters() if not name.startswith("frozen")]',
+        told="another frozen layer: head.weight is frozen (requires_grad=False), but it got a gradient",
+    ),
+    Wrong(
         what="Packs the buffer in float32, torch's default, though the gradients are float64.",
         old=FLAT,
         new="flat = torch.cat([count, *gradients]).float() * images",

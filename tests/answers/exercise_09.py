@@ -13,9 +13,17 @@ ANSWERS = [
     ),
     Wrong(
         what="Ignores the process group.",
-        old="dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)",
-        new="dist.all_reduce(bucket.flat, async_op=True)",
-        told="with two groups of ranks: on rank",
+        old="""
+        self._put(index)
+        self._launch_in_turn()
+        """,
+        new="""
+        self._put(index)
+        everyone, self.process_group = self.process_group, None
+        self._launch_in_turn()
+        self.process_group = everyone
+        """,
+        told="two steps, with two groups of ranks: on rank",
     ),
     Wrong(
         what="Fills the buckets during backward, and launches them when it is over.",
@@ -28,10 +36,15 @@ ANSWERS = [
     ),
     Wrong(
         what="Waits for each bucket as soon as it is launched.",
-        old="self.launched += 1",
+        old="""
+        self._put(index)
+        self._launch_in_turn()
+        """,
         new="""
-        bucket.work.wait()
-        self.launched += 1
+        self._put(index)
+        self._launch_in_turn()
+        for bucket in self.buckets[: self.launched]:
+            bucket.work.wait()
         """,
         told="backward waits inside a hook until the other ranks join its all-reduce",
     ),
@@ -52,8 +65,8 @@ ANSWERS = [
     ),
     Wrong(
         what="Keeps the buckets that it began with.",
-        old="self._follow_arrival()",
-        new="",
+        old="if not self.follows_arrival:",
+        new="if False:",
         told="let buckets follow the order of arrival",
     ),
     Wrong(
@@ -67,20 +80,16 @@ ANSWERS = [
         old=(
             "bucket.missing = set(bucket.indices)",
             """
-            while self.launched < len(self.buckets):
-                bucket = self.buckets[self.launched]
-                if bucket.missing:
-                    return
-                bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
-                self.launched += 1
+            # Your part begins here.
             """,
         ),
         new=(
             "bucket.missing, bucket.work = set(bucket.indices), None",
             """
-            for bucket in self.buckets:
-                if not bucket.missing and bucket.work is None:
-                    bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
+            def _launch_in_turn(self) -> None:
+                for bucket in self.buckets:
+                    if not bucket.missing and bucket.work is None:
+                        bucket.work = dist.all_reduce(bucket.flat, group=self.process_group, async_op=True)
             """,
         ),
         told="layers used in different orders on different ranks: on rank",
@@ -97,6 +106,57 @@ ANSWERS = [
         new="if parameter.grad is None:",
         told="but nobody has used it: it must stay None",
     ),
+    Wrong(
+        what="Asks all ranks of the world who has used what.",
+        old="dist.all_reduce(users, group=self.process_group)",
+        new="dist.all_reduce(users)",
+        told="with two groups of ranks: on rank 0 the gradient of sometimes.weight is there, but",
+    ),
+    Wrong(
+        what="Asks who has used what only where this rank has left something out.",
+        old=(
+            """
+            for bucket in self.buckets:
+                for index in sorted(bucket.missing):
+            """,
+            "dist.all_reduce(users, group=self.process_group)",
+        ),
+        new=(
+            """
+            left_out = any(bucket.missing for bucket in self.buckets)
+            for bucket in self.buckets:
+                for index in sorted(bucket.missing):
+            """,
+            """
+            if left_out:
+                dist.all_reduce(users, group=self.process_group)
+            """,
+        ),
+        told="stuck: ",
+    ),
+    Wrong(
+        what="Forgets a gradient that a second averaged backward does not touch.",
+        old="""
+        if count > 0 and parameter.grad is None:
+        """,
+        new="""
+        if count == 0:
+            parameter.grad = None
+        elif parameter.grad is None:
+        """,
+        told="two averaged backwards in one step: on rank",
+    ),
+    Wrong(
+        what="Asks in backward whether no_sync() is on; DDP asks in forward.",
+        old="if not self.sync_this:",
+        new="if not self.sync:",
+        told="a forward under no_sync() whose backward comes after it: backward number 1 sent something",
+    ),
+    Right(
+        what="Notes each parameter once.",
+        old="self.arrived.append(index)",
+        new="self.arrived += [index] if index not in self.arrived else []",
+    ),
     Right(
         what="Asks who has used what while the buckets are under way; all_reduce by its own name.",
         old=_FINISH,
@@ -105,8 +165,8 @@ ANSWERS = [
             for index in sorted(bucket.missing, reverse=True):
                 self._put(index)
         self._launch_in_turn()
-        users = torch.tensor([index in self.used for index in range(len(self.trainable))], dtype=torch.int32)
-        users = users.to(self.trainable[0].device)
+        users = torch.tensor([index in self.arrived for index in range(len(self.trainable))])
+        users = users.to(self.trainable[0].device, torch.int32)
         question = all_reduce(users, op=ReduceOp.MAX, group=self.process_group, async_op=True)
         for bucket in reversed(self.buckets):
             bucket.work.wait()

@@ -15,7 +15,20 @@ FAULTS: list[Fault] = [
         lab="05_other_ways",
         old="        x += incoming\n        passing = incoming",
         new="        x += passing\n        passing = incoming",
-        told="whole-tensor ring: [",
+        told="whole-tensor ring is off by",
+    ),
+    Fault(
+        lab="05_other_ways",
+        old="        passing = incoming\n",
+        new="        passing = incoming\n    dist.broadcast(x, group=group, group_src=0)\n",
+        told="whole-tensor ring: the same bits on the ranks",
+        ranks=3,
+    ),
+    Fault(
+        lab="05_ring",
+        old="    ring_all_reduce(x)\n    off",
+        new="    ring_all_reduce(x)\n    x *= 1 + 1e-15 * dist.get_rank()\n    off",
+        told="the ranks hold different bits",
     ),
     Fault(  # an image that no rank has
         lab="05_traffic",

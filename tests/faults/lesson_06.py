@@ -5,7 +5,7 @@ from tests.planted import Fault
 FAULTS: list[Fault] = [
     Fault(
         lab="06_by_hand",
-        old="            average_gradients(model)\n",
+        old="            average_gradients(model)  # clip_grad_norm_ would come after this line\n",
         new="",
         told="the ranks hold different parameters",
     ),
@@ -25,12 +25,23 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="06_uneven",
-        old="world_size * n_local / n_total",
-        new="world_size",
+        old="* group.world_size / n_total",
+        new="/ n_total",
         told="the gradients of DDP are off by",
     ),
     Fault(
-        lab="06_train", old="    model.eval()\n", new="", told="a part of the model is still in training mode"
+        lab="06_by_hand",
+        old="    model.eval()  # dropout and batch norm work differently in training\n",
+        new="",
+        told="the model is still in training mode",
+        run="06_train",
+    ),
+    Fault(
+        lab="06_by_hand",
+        old="    dist.all_reduce(counts)\n",
+        new="",
+        told="recognised by the ranks, ",
+        run="06_train",
     ),
     Fault(
         lab="06_uneven",

@@ -78,7 +78,14 @@ FAULTS: list[Fault] = [
         lab="09_overlapped",
         old="[bucket_cap_mb * MIB] * 2",
         new="[2 * MIB] * 2",
-        told="bucket_cap_mb 25: ours are [[",
+        told="float32, bucket_cap_mb 25: ours are [[",
+        run="09_equal",
+    ),
+    Fault(
+        lab="09_overlapped",
+        old="cap = caps[1] if dtype in begun else caps[0]",
+        new="cap = caps[1] if begun else caps[0]",
+        told="float32 and bfloat16, bucket_cap_mb None: ours are",
         run="09_equal",
     ),
     Fault(

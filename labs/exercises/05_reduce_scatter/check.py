@@ -1,9 +1,13 @@
 """Check of exercise 05. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from shared.comm.record import CommRecord, record
 from shared.runtime.exercises import Wrong, check_exercise
@@ -53,24 +57,29 @@ def check_form(result: object, expected: torch.Tensor) -> None:
         raise Wrong(f"the result is of {result.dtype}, the tensor handed in is of {expected.dtype}")
 
 
-def check_sums(result: torch.Tensor, chunks: list[torch.Tensor], group: Group) -> None:
-    expected = chunks[group.rank]
-    for index, chunk in enumerate(chunks):
-        if index != group.rank and torch.equal(result, chunk):
-            raise Wrong(f"rank {group.rank} returns chunk {index}, complete; expected is chunk {group.rank}")
+def check_sums(result: torch.Tensor, x: torch.Tensor, chunks: list[torch.Tensor], rank: int) -> None:
+    expected = chunks[rank]
     off = (result != expected).nonzero().flatten().tolist()
     if not off:
         return
+    for index, chunk in enumerate(chunks):
+        if torch.equal(result, chunk):
+            raise Wrong(f"rank {rank} returns chunk {index}, complete; expected is chunk {rank}")
+    for index, (own, chunk) in enumerate(zip(x.tensor_split(len(chunks)), chunks, strict=True)):
+        if index != rank and torch.equal(own, chunk):
+            raise Wrong(
+                f"rank {rank} returns a chunk that is not complete, but its chunk {index} is; begin the loop "
+                f"with another chunk, so that it is chunk {rank}"
+            )
     if result.isnan().any():
         raise Wrong(f"{int(result.isnan().sum())} of {len(expected)} sums were never written")
     first = off[0]
-    why = who_is_in(result[first].item(), group.rank * len(expected) + first, group.world_size)
+    why = who_is_in(result[first].item(), rank * len(expected) + first, len(chunks))
     raise Wrong(f"{len(off)} of {len(expected)} sums differ; in the first of them {why}")
 
 
-def check_messages(log: CommRecord, chunk: torch.Tensor, group: Group) -> None:
-    n = group.world_size
-    collectives = sorted(set(log.counts()) - {"send", "recv"})
+def check_messages(log: CommRecord, chunk: torch.Tensor, rank: int, n: int) -> None:
+    collectives = sorted(set(log.counts()) - {"send", "recv", "barrier"})
     if collectives:
         raise Wrong(f"the sums are right, but they come from {', '.join(collectives)}; use single messages")
     messages, sent = log.count("send"), log.bytes("send")
@@ -79,7 +88,7 @@ def check_messages(log: CommRecord, chunk: torch.Tensor, group: Group) -> None:
             f"the sums are right, but {messages} messages with {sent:,} bytes were sent; "
             f"a ring sends {n - 1} with {(n - 1) * chunk.nbytes:,}"
         )
-    if {send.peer for send in log.of("send")} - {(group.rank + 1) % n}:
+    if {send.peer for send in log.of("send")} - {(rank + 1) % n}:
         raise Wrong("a message went to another rank than the right neighbour")
 
 
@@ -99,13 +108,43 @@ def check_crossing(answer: ModuleType) -> None:
             )
 
 
-def verify(answer: ModuleType, group: Group) -> str:
-    n = group.world_size
+def check_ring(answer: ModuleType, group: Group, n: int) -> CommRecord:
+    """Ranks 0 to n - 1 scatter their sum; returns what this one of them has sent."""
     chunks = torch.stack([values_of(rank, group) for rank in range(n)]).sum(0).tensor_split(n)
-    result, log = call(answer, values_of(group.rank, group))
+    x = values_of(group.rank, group)
+    result, log = call(answer, x)
     check_form(result, chunks[group.rank])
-    check_sums(result, chunks, group)
-    check_messages(log, chunks[group.rank], group)
+    check_sums(result, x, chunks, group.rank)
+    check_messages(log, chunks[group.rank], group.rank, n)
+    return log
+
+
+def check_smaller_ring(answer: ModuleType, group: Group) -> None:
+    """The same without the last rank: the number of ranks is not known beforehand."""
+    n = group.world_size - 1
+    try:
+        if group.rank < n:
+            with ring_of(n, answer):
+                check_ring(answer, group, n)
+    except Wrong as error:
+        raise Wrong(f"on {n} of the {group.world_size} ranks: {error}") from None
+
+
+@contextmanager
+def ring_of(n: int, answer: ModuleType) -> Iterator[None]:
+    """Within it the answer is told that there are ``n`` ranks."""
+    places = [dist, answer] if hasattr(answer, "get_world_size") else [dist]
+    with ExitStack() as patches:
+        for place in places:
+            patches.enter_context(patch.object(place, "get_world_size", lambda group=None: n))
+        patches.enter_context(patch.object(dist, "barrier", lambda *_, **__: None))  # for all ranks
+        yield
+
+
+def verify(answer: ModuleType, group: Group) -> str:
+    log = check_ring(answer, group, group.world_size)
+    if group.world_size > 2:
+        check_smaller_ring(answer, group)
     try:
         check_crossing(answer)
     except NotImplementedError:

@@ -56,10 +56,13 @@ def batch(counts: list[int], first: int, group: Group) -> tuple[torch.Tensor, to
     return data.train_x[joined].double().to(group.device), data.train_y[joined].to(group.device), mine
 
 
-def build(group: Group) -> nn.Module:
-    """The same small network on each rank."""
+def build(group: Group, frozen: tuple[str, ...] = ()) -> nn.Module:
+    """The same small network on each rank; the layers ``frozen`` do not learn either."""
     torch.manual_seed(0)
-    return Net().double().to(group.device)
+    net = Net().double().to(group.device)
+    for name in frozen:
+        net.get_submodule(name).requires_grad_(False)
+    return net
 
 
 def relative_error(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -102,12 +105,14 @@ def check_frozen(where: str, model: nn.Module) -> None:
             )
 
 
-def check_average(answer: ModuleType, case: str, counts: list[int], group: Group) -> None:
+def check_average(
+    answer: ModuleType, case: str, counts: list[int], group: Group, frozen: tuple[str, ...] = ()
+) -> None:
     """``average_gradients`` alone, once."""
     images = counts[group.rank]
     where = f"average_gradients, {case}"
     x, y, mine = batch(counts, 0, group)
-    model, alone = build(group), build(group)
+    model, alone = build(group, frozen), build(group, frozen)
     F.cross_entropy(alone(x), y).backward()
     if images:
         F.cross_entropy(model(x[mine]), y[mine]).backward()
@@ -168,6 +173,8 @@ def verify(answer: ModuleType, group: Group) -> str:
     for case, counts in cases.items():
         check_average(answer, case, counts, group)
         dist.barrier()
+    check_average(answer, "another frozen layer", cases["unequal shares"], group, frozen=("head",))
+    dist.barrier()
     try:
         steps = check_training(answer, group)
     except NotImplementedError:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.comm.late import late_all_reduces
-from shared.comm.record import record
+from shared.comm.record import CommRecord, record
 from shared.lesson_09.overlap import assert_overlap
 from shared.lesson_09.promises import two_halves
 from shared.runtime.errors import CourseError
@@ -26,10 +26,10 @@ class Net(nn.Module):
     """Tied, frozen, conditional and never used layers, used in another order than registered.
 
     Input (batch, 8), output (batch, 8), float64. ``left`` and ``right`` have the same size; ``swap`` uses
-    them in the other order, ``sometimes`` adds a layer.
+    them in the other order, ``sometimes`` adds a layer. Without ``spare`` no layer is never used.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, spare: bool = True) -> None:
         super().__init__()
         torch.manual_seed(rank)
         self.last = nn.Linear(8, 8)
@@ -41,6 +41,8 @@ class Net(nn.Module):
         self.right = nn.Linear(8, 8)
         self.first = nn.Linear(8, 8)
         self.tied.weight = self.first.weight
+        if not spare:
+            del self.never
         self.double()
 
     def forward(self, x: torch.Tensor, sometimes: bool, swap: bool) -> torch.Tensor:
@@ -56,12 +58,18 @@ class Part:
     """One forward and backward within a step: on which ranks layers are used, and how."""
 
     def __init__(
-        self, sometimes: str = "nobody", swap: bool = False, sync: bool = True, evaluate: bool = False
+        self,
+        sometimes: str = "nobody",
+        swap: bool = False,
+        sync: bool = True,
+        evaluate: bool = False,
+        backward_outside: bool = False,
     ):
         self.sometimes = sometimes
         self.swap = swap  # odd ranks use two layers in the other order
         self.sync = sync  # False: under no_sync()
         self.evaluate = evaluate  # a forward without gradients between forward and backward
+        self.backward_outside = backward_outside  # under no_sync() there is only the forward
 
     def loss(self, model: nn.Module, x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
         on = {"nobody": False, "rank 0": rank == 0, "the last rank": rank == ranks - 1, "all": True}
@@ -79,6 +87,21 @@ STEPS = {
     "three parts, two of them under no_sync()": [Part("all", sync=False), Part(sync=False), Part()],
     "a layer used only under no_sync()": [Part("the last rank", sync=False), Part()],
     "the step after no_sync()": [Part("rank 0")],
+    "a forward under no_sync() whose backward comes after it": [
+        Part(sync=False, backward_outside=True),
+        Part(),
+    ],
+    "two averaged backwards in one step": [Part("all"), Part()],
+}
+FROM_NO_SYNC = {
+    "training that begins under no_sync()": [Part("all", sync=False), Part("all")],
+    "the step after that": [Part("all")],
+}
+ALL_USED_BY_RANK_0 = {"a step in which rank 0 alone uses all parameters": [Part("rank 0")]}
+IN_TWO_GROUPS = {
+    "two steps": [Part()],
+    "the second": [Part()],
+    "a layer that the last rank alone uses": [Part("the last rank")],
 }
 UNUSED_SHARE_A_BUCKET = {
     "a first step in which the last rank alone uses a layer": [Part("the last rank")],
@@ -92,11 +115,12 @@ def verify_parity(
     steps: dict[str, list[Part]],
     cap: float = CAP,
     members: dist.ProcessGroup | None = None,
+    spare: bool = True,
 ) -> None:
     """Train the answer beside one process that has the data of all members. The results arrive late."""
     ranks = dist.get_process_group_ranks(members or dist.group.WORLD)
-    ours = Net(group.rank).to(group.device)
-    alone = Net(ranks[0]).to(group.device)
+    ours = Net(group.rank, spare).to(group.device)
+    alone = Net(ranks[0], spare).to(group.device)
     ddp = answer.OverlappedDDP(ours, cap, members)
     generator = torch.Generator().manual_seed(0)
     for told, parts in steps.items():
@@ -106,18 +130,7 @@ def verify_parity(
             model.zero_grad()
         for number, part in enumerate(parts, start=1):
             x = torch.randn(group.world_size, 4, 8, dtype=torch.float64, generator=generator).to(group.device)
-            with contextlib.nullcontext() if part.sync else ddp.no_sync():
-                loss = part.loss(ddp, x, group.rank, group.world_size)
-                if part.evaluate:
-                    with torch.no_grad():
-                        ddp(x[0], False, False)
-                with record() as log, late_all_reduces() as works:
-                    loss.backward()
-            open_works = [work for work in works if not work.delivered]
-            if open_works:
-                raise Wrong(
-                    f"{told}: backward ended without waiting for {len(open_works)} of its all-reduces"
-                )
+            log = forward_and_backward(told, ddp, part, x, group)
             if not part.sync and log.count():
                 raise Wrong(f"{told}: backward number {number} sent something, {dict(log.counts())}")
             allowed = len(ddp.trainable) + 1  # one for each gradient at worst, and who has used what
@@ -132,6 +145,25 @@ def verify_parity(
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= LEARNING_RATE * parameter.grad
+
+
+def forward_and_backward(told: str, ddp: nn.Module, part: Part, x: torch.Tensor, group: Group) -> CommRecord:
+    """One part of a step; returns what backward sent. Raises ``Wrong`` if it did not wait for all of it."""
+    with contextlib.ExitStack() as no_sync:
+        if not part.sync:
+            no_sync.enter_context(ddp.no_sync())
+        loss = part.loss(ddp, x, group.rank, group.world_size)
+        if part.evaluate:
+            with torch.no_grad():
+                ddp(x[0], False, False)
+        if part.backward_outside:
+            no_sync.close()
+        with record() as log, late_all_reduces() as works:
+            loss.backward()
+    left = sum(not work.delivered for work in works)
+    if left:
+        raise Wrong(f"{told}: backward ended without waiting for {left} of its all-reduces")
+    return log
 
 
 def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
@@ -164,7 +196,9 @@ def problem_of(gradient: torch.Tensor | None, mean: torch.Tensor | None) -> str:
 def verify(answer: ModuleType, group: Group) -> str:
     verify_parity(answer, group, STEPS)
     verify_parity(answer, group, UNUSED_SHARE_A_BUCKET, cap=2 * CAP)
-    verify_parity(answer, group, {"two steps": [Part()], "the second": [Part()]}, members=two_halves(group))
+    verify_parity(answer, group, FROM_NO_SYNC)
+    verify_parity(answer, group, IN_TWO_GROUPS, members=two_halves(group))
+    verify_parity(answer, group, ALL_USED_BY_RANK_0, spare=False)  # last: ranks may wait here for each other
     try:
         events = assert_overlap(answer.OverlappedDDP, group, PATIENCE_S)
     except CourseError as error:
