@@ -1,4 +1,4 @@
-"""DataParallel step by step on 1 to 8 simulated devices: equal to one process, every byte counted.
+"""DataParallel step by step on 1, 2, 4 and 8 simulated devices: equal to one process, every byte counted.
 
 Run it:      python labs/lab_07_by_hand.py
 Written by:  notebooks/07_dp_vs_ddp.ipynb (edit it there)
@@ -22,9 +22,9 @@ from shared.training.simulated_devices import Link
 
 @dataclass(frozen=True)
 class Config:
-    devices: int = 8  # the largest number of simulated devices
+    devices: tuple[int, ...] = (1, 2, 4, 8)  # how many simulated devices
     steps: int = 5
-    batch: int = 840  # divides by 1 to 8
+    batch: int = 840  # divides by each of them
     learning_rate: float = 0.5
     tolerance: float = 1e-12  # float64
 
@@ -32,9 +32,9 @@ class Config:
 class SimulatedDataParallel(nn.DataParallel):
     """torch's DataParallel on ``n`` simulated devices. ``forward`` is torch's own.
 
-    It calls the four methods below, which do on CPU tensors what torch's do on GPUs, and notes them in
-    ``called``. The batch lies on device 0. ``held[device]``: bytes of the tensors there when forward ends,
-    activations aside. Source: torch/nn/parallel/data_parallel.py.
+    It calls the four methods below and notes them in ``called``. They stand for torch's, which need GPUs, and
+    copy each tensor by itself. The batch lies on device 0. ``held[device]``: bytes of the tensors there when
+    forward ends, activations aside. Source: torch/nn/parallel/data_parallel.py.
     """
 
     def __init__(self, module: nn.Module, n: int, link: Link) -> None:
@@ -105,13 +105,15 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 
 
 def build(cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Digits (batch, 64) to scores (batch, 10), with buffers, a frozen layer, a weight used twice."""
+    """Digits (batch, 64) to scores (batch, 10), with buffers and a weight used twice.
+
+    All parameters learn: for a frozen one torch's replicas send zeros back, ours send nothing.
+    """
     torch.manual_seed(0)
     tied = nn.Linear(128, 128)
     twin = nn.Linear(128, 128)
     twin.weight = tied.weight
-    frozen = nn.Linear(64, 128).requires_grad_(False)
-    layers = (nn.BatchNorm1d(64), frozen, tied, nn.Tanh(), twin, nn.Tanh(), nn.Linear(128, 10))
+    layers = (nn.BatchNorm1d(64), nn.Linear(64, 128), tied, nn.Tanh(), twin, nn.Tanh(), nn.Linear(128, 10))
     net = nn.Sequential(*layers).double().eval()  # eval: batch norm's averages stay as they are
     return net, torch.optim.SGD(net.parameters(), cfg.learning_rate, momentum=0.9)
 
@@ -126,8 +128,8 @@ def bytes_kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum(tensor.nbytes for tensor in kept)
 
 
-def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config) -> tuple[dict, nn.Module]:
-    """Train on ``n`` simulated devices. Returns what the first step did, and the model.
+def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Config) -> dict:
+    """Train on ``n`` simulated devices. Returns what the first step did, and the bytes of all gradients.
 
     Raises:
         ParityError: after some step, a gradient or a parameter is not that of one process.
@@ -145,12 +147,13 @@ def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Conf
                 "called": list(model.called),
                 "through": model.link.through(0),
                 "transfers": [[*key, size] for key, size in model.link.transfers.items()],
+                "gradients": sum(gradient.nbytes for _, gradient in gradients(net)),
             }
     if model.called != row["called"] * cfg.steps:
         raise CourseError("each step should do the same, and make new replicas")
     steps_taken = " + ".join(row["called"])
     print(f"devices {n}: {steps_taken}; {sum(row['through'].values()):,} bytes through device 0")
-    if n == cfg.devices:
+    if n == max(cfg.devices):
         first, *others = model.held
         if not all(first > other for other in others):
             raise CourseError(f"device 0 should hold more than each other, not {model.held}")
@@ -159,18 +162,15 @@ def train_beside_one_process(n: int, x: torch.Tensor, y: torch.Tensor, cfg: Conf
             f"when forward ends, activations aside: {first:,} bytes on device 0, {others[0]:,} on device 1;"
         )
         print(f"gradients and momentum, {kept:,} bytes, stay on device 0")
-    return row, net
+    return row
 
 
 def main(cfg: Config) -> None:
     data = load_images("digits")
     x, y = data.train_x[: cfg.batch].flatten(1).double(), data.train_y[: cfg.batch]
-    rows = {}
-    for n in range(1, cfg.devices + 1):
-        rows[n], net = train_beside_one_process(n, x, y, cfg)
+    rows = {n: train_beside_one_process(n, x, y, cfg) for n in cfg.devices}
     print(f"each equals one process after each of {cfg.steps} steps, in gradients and parameters")
-    values = sum(p.sum().item() for p in net.parameters())
-    record_results("lab_07_by_hand", {"steps": rows, "values": values})
+    record_results("lab_07_by_hand", rows)
 
 
 if __name__ == "__main__":

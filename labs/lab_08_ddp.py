@@ -1,4 +1,4 @@
-"""DistributedDataParallel (DDP) as a script uses it: set up, wrap a model, train, clean up.
+"""A training script with DistributedDataParallel (DDP): join, wrap, train, evaluate, save, leave.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_ddp.py
 Written by:  notebooks/08_ddp.ipynb (edit it there)
@@ -7,13 +7,24 @@ Written by:  notebooks/08_ddp.ipynb (edit it there)
 import os
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
+
+# An optimizer would import this once the group exists. It would keep gloo's threads, and the exit may abort.
+import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+
+EPOCHS = 12
+MICRO_BATCH = 12  # samples of one rank in one forward pass
+MICRO_BATCHES = 3  # of one rank in one step: a step sees ranks x 3 x 12 samples
 
 
 def setup() -> torch.device:
@@ -42,10 +53,15 @@ def setup() -> torch.device:
     return device
 
 
-def cleanup() -> None:
-    """Wait for everyone, then leave the group."""
-    dist.barrier()
-    dist.destroy_process_group()
+def build() -> nn.Module:
+    """Points of the plane, (batch, 2), to scores (batch, 2)."""
+    return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+def points(count: int, seed: int) -> TensorDataset:
+    """Points, and whether each lies in the unit circle; the same on all ranks."""
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(x, (x.norm(dim=1) < 1).long())
 
 
 def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
@@ -53,50 +69,109 @@ def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(model, device_ids=[device.index] if device.type != "cpu" else None)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Forward, backward, update: the same lines for one process and for DDP. Returns the mean loss."""
+def make_loader(data: Dataset) -> DataLoader:
+    """This rank's part of the data, in micro-batches. All ranks get equally many; the rest is dropped.
+
+    Raises ``ValueError`` if that is not enough for a step.
+    """
+    sampler = DistributedSampler(data, shuffle=True, drop_last=True)
+    loader = DataLoader(data, MICRO_BATCH, sampler=sampler, drop_last=True)
+    if len(loader) < MICRO_BATCHES:
+        raise ValueError(f"a rank has {len(loader)} micro-batches, but a step needs {MICRO_BATCHES}")
+    return loader
+
+
+def train_step(
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    """Make one step on the next ``MICRO_BATCHES`` of ``batches``. Collective.
+
+    Returns the mean loss of this rank's samples. It stays on the device: ``item()`` would wait for the GPU.
+    """
+    device = next(ddp.parameters()).device
+    loss_of_step = torch.zeros((), device=device)
     optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()  # DDP averages the gradients of all ranks in here
+    for number in range(MICRO_BATCHES):
+        x, y = next(batches)
+        is_last = number == MICRO_BATCHES - 1
+        with nullcontext() if is_last else ddp.no_sync():  # around forward *and* backward
+            loss = F.cross_entropy(ddp(x.to(device)), y.to(device)) / MICRO_BATCHES
+            loss.backward()  # adds to p.grad; the last one averages over the ranks
+        loss_of_step += loss.detach()
     optimizer.step()
-    return loss.item()
+    return loss_of_step
 
 
-def sums_of_all_ranks(model: nn.Module) -> list[float]:
-    """The sum of the parameters, of each rank. Collective."""
-    sums = [0.0] * dist.get_world_size()
-    dist.all_gather_object(sums, sum(p.sum().item() for p in model.parameters()))
-    return sums
+def train_epoch(
+    ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, loader: DataLoader, epoch: int
+) -> torch.Tensor:
+    """Train on this rank's part of one epoch; return its mean loss. Collective."""
+    loader.sampler.set_epoch(epoch)  # or every epoch has the same order
+    batches = iter(loader)
+    steps = len(loader) // MICRO_BATCHES  # micro-batches that fill no step are left out
+    loss_sum = torch.zeros((), device=next(ddp.parameters()).device)
+    for _ in range(steps):
+        loss_sum += train_step(ddp, optimizer, batches)
+    return loss_sum / steps
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset) -> tuple[int, int]:
+    """Count (classified right, seen) over all ranks. Collective: call it on all of them.
+
+    Each sample is on exactly one rank; a ``DistributedSampler`` would pad, and count some of them twice.
+    Give it ``ddp.module``: the ranks may have unequal numbers of batches, and DDP's forward communicates.
+    """
+    device = next(model.parameters()).device
+    mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
+    model.eval()
+    for x, y in DataLoader(mine, batch_size=100):
+        counts[0] += (model(x.to(device)).argmax(1) == y.to(device)).sum()
+        counts[1] += len(y)
+    model.train()
+    dist.all_reduce(counts)
+    right, seen = counts.tolist()
+    return right, seen
+
+
+def save(ddp: DistributedDataParallel, path: Path) -> None:
+    """Write the model, without DDP's prefix `module.`, on rank 0. Collective: then all may read it."""
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), path)
+    dist.barrier()
 
 
 def main() -> None:
     device = setup()
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)  # dropout must differ between ranks; the model becomes rank 0's
+    ddp = wrap(build().to(device), device)
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
+    loader = make_loader(points(1000, seed=0))
+    test_set = points(501, seed=1)
+    for epoch in range(EPOCHS):
+        loss = train_epoch(ddp, optimizer, loader, epoch)
+        dist.all_reduce(loss)  # the sum of the ranks' losses
+        right, seen = evaluate(ddp.module, test_set)
+        if rank == 0 and epoch % 3 == 2:
+            print(f"epoch {epoch}: loss {loss.item() / world_size:.3f}, {right} of {seen} points right")
+    assert right > 0.9 * seen, "the model has not learned"
 
-    torch.manual_seed(rank)  # a different model on each rank, on purpose
-    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2)).to(device)
-    before = sums_of_all_ranks(model)
-    ddp = wrap(model, device)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    start = sums_of_all_ranks(ddp)
-
-    same_everywhere = torch.Generator().manual_seed(0)
-    for step in range(200):
-        points = torch.randn(48, 2, generator=same_everywhere)  # the global batch
-        inside = (points.norm(dim=1) < 1).long()  # the class: does a point lie in the unit circle?
-        mine = slice(rank, None, world_size)  # DDP does not divide the data, each rank takes its part
-        loss = train_step(ddp, optimizer, points[mine].to(device), inside[mine].to(device))
-        if rank == 0 and step % 50 == 49:
-            print(f"step {step + 1}: loss of rank 0's part {loss:.3f}")
-    end = sums_of_all_ranks(ddp)
+    # Yours is a folder that lasts.
+    path = Path(tempfile.gettempdir()) / f"lab_08_ddp_{os.environ['MASTER_PORT']}.pt"
+    save(ddp, path)
     if rank == 0:
-        for r in range(world_size):
-            print(
-                f"rank {r}: parameters sum to {before[r]:.3f}, wrapped {start[r]:.3f}, trained {end[r]:.3f}"
-            )
-    assert start == [before[0]] * world_size, "DDP's constructor sends rank 0's parameters to all"
-    assert end == [end[0]] * world_size, "equal gradients keep equal parameters equal"
-    cleanup()
+        alone = build().to(device)  # as a program without DDP reads it
+        alone.load_state_dict(torch.load(path, map_location=device))
+        path.unlink()
+        same = [torch.equal(a, b) for a, b in zip(alone.parameters(), ddp.parameters(), strict=True)]
+        assert all(same), "the file was to hold the trained model"
+        print("saved, and read without DDP")
+    dist.barrier()  # nobody leaves while another rank still communicates
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

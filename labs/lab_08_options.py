@@ -1,24 +1,27 @@
-"""The constructor's parameters that matter, each with what it changes.
+"""Five parameters of DDP's constructor, each with what it changes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_options.py
 Written by:  notebooks/08_ddp.ipynb (edit it there)
 """
 
+import warnings
 from collections.abc import Callable
-from inspect import signature
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.parity import assert_same_on_every_rank
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients
 
 
 class TwoBranches(nn.Module):
@@ -26,11 +29,24 @@ class TwoBranches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.unused = nn.Linear(8, 8)  # the last bucket: those before it are reduced
         self.used = nn.Linear(8, 8)
-        self.unused = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
+
+
+class Recomputed(nn.Module):
+    """A layer under two reentrant checkpoints: input (batch, 8), output (batch, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
 
 
 def backward(ddp: DDP, width: int = 8, times: int = 1) -> None:
@@ -58,46 +74,14 @@ def farthest_from_rank_0(tensor: torch.Tensor) -> float:
     return distance.item()
 
 
-def device_ids(group: Group) -> str:
-    if group.device.type == "cuda":
-        DDP(nn.Linear(8, 8).to(group.device), device_ids=[group.local_rank])
-        return "on a GPU a list with this process's one device; inputs are moved there"
-    error_of(lambda: DDP(nn.Linear(8, 8), device_ids=[0]), ValueError)
-    return "on a CPU it must stay None; a list raises ValueError"
-
-
-def output_device(group: Group) -> str:
-    if group.device.type == "cuda":
-        model = nn.Linear(8, 8).to(group.device)
-        ddp = DDP(model, device_ids=[group.local_rank], output_device=group.local_rank)
-        assert ddp(torch.ones(1, 8)).device == group.device
-        return "on a GPU where the output goes; by default the device of device_ids"
-    error_of(lambda: DDP(nn.Linear(8, 8), output_device=torch.device("cpu")), ValueError)
-    return "on a CPU it must stay None, too"
-
-
-def process_group_(group: Group) -> str:
-    """Even and odd ranks average among themselves. Rank r's own gradient is r + 1."""
-    halves = {}
-    for first in range(min(2, group.world_size)):
-        members = list(range(first, group.world_size, 2))
-        halves[first] = (members, dist.new_group(members))  # all ranks create all groups
-    members, half = halves[group.rank % 2]
-    model = nn.Linear(1, 1, bias=False).to(group.device)
-    ddp = DDP(model, process_group=half)
-    ddp(torch.full((1, 1), group.rank + 1.0, device=group.device)).sum().backward()
-    mean = sum(rank + 1 for rank in members) / len(members)
-    assert model.weight.grad.item() == mean, (model.weight.grad.item(), mean)
-    return "a group of some ranks: only they become equal, and only they average"
-
-
 def find_unused_parameters(group: Group) -> str:
-    strict = DDP(TwoBranches().to(group.device))
-    backward(strict)  # the step in which a layer goes unused: no error, and no average
-    apart = farthest_from_rank_0(strict.module.used.weight.grad)
-    assert apart > 0.01 or group.world_size == 1, apart
-    complaint = error_of(lambda: backward(strict))  # the step after it
-    assert complaint.startswith("Expected to have finished reduction"), complaint
+    for cap in (None, 1e-5):  # one bucket for both layers, or one for each
+        strict = DDP(TwoBranches().to(group.device), bucket_cap_mb=cap)
+        backward(strict)  # the step in which a layer goes unused: no error, and no average
+        apart = farthest_from_rank_0(strict.module.used.weight.grad)
+        assert apart > 0.01 or group.world_size == 1, (cap, apart)
+        complaint = error_of(partial(backward, strict))  # the step after it
+        assert complaint.startswith("Expected to have finished reduction"), complaint
     tolerant = DDP(TwoBranches().to(group.device), find_unused_parameters=True)
     backward(tolerant, times=3)
     assert tolerant.module.unused.weight.grad is None
@@ -105,38 +89,75 @@ def find_unused_parameters(group: Group) -> str:
     return "False: a layer is unused, and no gradient is averaged; one step later: error. True: all is well"
 
 
+def accumulated(ddp: DDP, group: Group, first_synchronizes: bool) -> list[tuple[str, torch.Tensor]]:
+    """Gradients after two steps of two micro-batches, the same data for each call."""
+    draw = torch.Generator().manual_seed(group.rank)
+    if first_synchronizes:
+        backward(ddp)
+    for _ in range(2):
+        ddp.zero_grad()
+        for context in (ddp.no_sync(), nullcontext()):
+            with context:
+                ddp(torch.randn(4, 8, generator=draw).to(group.device)).square().sum().backward()
+    return gradients(ddp)
+
+
 def static_graph(group: Group) -> str:
-    ddp = DDP(TwoBranches().to(group.device), static_graph=True)
-    backward(ddp, times=3)
-    assert_same_on_every_rank("used", [("weight", ddp.module.used.weight.grad)])
-    return "True: the unused layer raises nothing; every step must then use the same layers"
+    torch.manual_seed(0)
+    model = TwoBranches().to(group.device)
+    expected = accumulated(DDP(deepcopy(model), find_unused_parameters=True), group, first_synchronizes=True)
+    found = accumulated(DDP(deepcopy(model), static_graph=True), group, first_synchronizes=True)
+    assert_all_equal("static_graph", found, expected, 1e-4)  # float32
+    failing = DDP(deepcopy(model), static_graph=True)
+    complaint = error_of(lambda: accumulated(failing, group, first_synchronizes=False))
+    assert "INTERNAL ASSERT FAILED" in complaint, complaint
+
+    reentrant = DDP(Recomputed().to(group.device), static_graph=True)
+    inputs = torch.randn(4, 8, device=group.device, requires_grad=True)  # reentrant checkpoints need one
+    for _ in range(2):
+        reentrant(inputs).sum().backward()
+    assert_same_on_every_rank("reentrant", gradients(reentrant))
+    return "True: unused layers and reentrant checkpoints work; no_sync too, after a step that synchronizes"
 
 
 def gradient_as_bucket_view(group: Group) -> str:
     storages = []
     for view in (False, True):
         ddp = DDP(nn.Linear(64, 64).to(group.device), gradient_as_bucket_view=view)
-        backward(ddp, 64, times=2)
+        for _ in range(2):
+            ddp.zero_grad()  # to None, as optimizers do
+            backward(ddp, 64)
         addresses = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
         storages.append(len(addresses))
     assert storages == [2, 1], storages
     return f"False: 2 gradients lie in {storages[0]} storages; True: in {storages[1]}, the bucket's own"
 
 
-def broadcast_buffers(group: Group) -> str:
-    # Deprecated since torch 2.13. Its successor governs the forward only; the constructor syncs in any case.
-    known = signature(DDP).parameters
-    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    far = {}
-    for switch in (True, False):
-        ddp = DDP(nn.BatchNorm1d(8).to(group.device), **{name: switch})
-        ddp(torch.randn(64, 8, device=group.device) + group.rank)  # each rank's running mean goes its own way
-        ddp.eval()
-        ddp(torch.randn(64, 8, device=group.device))  # changes no running mean by itself
-        far[switch] = farthest_from_rank_0(ddp.module.running_mean)
-    assert far[True] == 0.0, far
-    assert far[False] > 0.05 or group.world_size == 1, far
-    return "True: each forward starts from rank 0's buffers; False: forwards leave them as they are"
+def buffers_apart(group: Group, no_sync: bool = False, **options: bool) -> tuple[float, float]:
+    """How far the ranks' running means are from rank 0's: after the constructor, and after two forwards."""
+    model = nn.BatchNorm1d(8).to(group.device)
+    model.running_mean += group.rank
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is deprecated
+        ddp = DDP(model, **options)
+    at_start = farthest_from_rank_0(model.running_mean)
+    with ddp.no_sync() if no_sync else nullcontext():
+        ddp(torch.randn(64, 8, device=group.device) + group.rank)  # each running mean goes its own way
+    ddp.eval()
+    ddp(torch.randn(64, 8, device=group.device))  # changes no running mean by itself
+    return at_start, farthest_from_rank_0(model.running_mean)
+
+
+def forward_sync_buffers(group: Group) -> str:
+    alone = group.world_size == 1
+    assert buffers_apart(group) == (0.0, 0.0)
+    start, later = buffers_apart(group, forward_sync_buffers=False)
+    assert start == 0.0 and (later > 0.05 or alone), (start, later)
+    start, later = buffers_apart(group, broadcast_buffers=False)
+    assert (start >= 1.0 and later >= 0.05) or alone, (start, later)
+    start, later = buffers_apart(group, no_sync=True)
+    assert start == 0.0 and (later > 0.05 or alone), (start, later)
+    return "True: each forward sends rank 0's, but for one after no_sync; False: the constructor alone does"
 
 
 def bucket_cap_mb(group: Group) -> str:
@@ -156,24 +177,18 @@ def bucket_cap_mb(group: Group) -> str:
 
 
 SHOWN = {
-    "device_ids": device_ids,
-    "output_device": output_device,
-    "process_group": process_group_,
     "find_unused_parameters": find_unused_parameters,
     "static_graph": static_graph,
     "gradient_as_bucket_view": gradient_as_bucket_view,
-    "broadcast_buffers": broadcast_buffers,
+    "forward_sync_buffers": forward_sync_buffers,
     "bucket_cap_mb": bucket_cap_mb,
 }
 
 
 def main() -> None:
     with process_group(timeout_s=20) as group:
-        rows = {}
         for name, show in SHOWN.items():
-            rows[name] = show(group)
-            print_on_rank_0(f"{name:24} {rows[name]}")
-        record_results("lab_08_options", rows)
+            print_on_rank_0(f"{name:24} {show(group)}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Run it:      python labs/lab_11_bad_files.py
 Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
+import io
 import pickle
 import tempfile
 import zipfile
@@ -24,18 +25,21 @@ class Config:
 
 
 def load_checkpoint(path: Path) -> dict:
-    """Read what ``save_atomically`` wrote, or say in one line why this file is not that."""
+    """Read what ``save_atomically`` wrote, or say in one line why this file is not that.
+
+    An ``OSError`` of the disk or the network goes on to the caller: it says nothing about the file.
+    """
+    data = path.read_bytes()
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(
             f"{path.name}: holds more than tensors and plain values, or is no checkpoint"
         ) from None
-    except Exception:  # torch raises at least RuntimeError, OSError, EOFError and KeyError here
-        with path.open("rb") as file:
-            zipped = file.read(2) in (b"PK", b"")  # torch's files are zip archives
+    except Exception:  # torch raises at least RuntimeError, EOFError and KeyError here
+        zipped = data[:2] in (b"PK", b"")  # torch's files are zip archives
         kind = "damaged or cut short" if zipped else "no checkpoint of torch"
-        raise InputError(f"{path.name}: {kind} ({path.stat().st_size:,} bytes)") from None
+        raise InputError(f"{path.name}: {kind} ({len(data):,} bytes)") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"{path.name}: written by torch, but by another program")
     if content["version"] != VERSION:
@@ -98,6 +102,19 @@ def carelessly(path: Path) -> dict:
         return content_of(Config())
 
 
+def a_disk_that_does_not_answer(folder: Path) -> str:
+    """Read a file whose first byte Linux cannot read: an error of input and output, and no verdict."""
+    path = folder / "unread.pt"
+    path.symlink_to("/proc/self/mem")
+    try:
+        load_checkpoint(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+    except InputError as error:
+        raise CourseError(f"{path.name} was not read, and yet judged: {error}") from None
+    raise CourseError(f"{path.name} was to be unreadable")
+
+
 def main(cfg: Config) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -112,6 +129,7 @@ def main(cfg: Config) -> None:
                 line = str(error)
             if text not in line or "\n" in line or path.read_bytes() != before:
                 raise CourseError(f"{file}: expected one line with {text!r}, and the file as it was")
+        print(f"{a_disk_that_does_not_answer(folder)}; whether the file is whole, nobody knows")
         if (folder / "sprung").exists():
             raise CourseError("weights_only=True ran what the file told it to")
         torch.load(folder / "trap.pt", weights_only=False)

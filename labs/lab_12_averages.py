@@ -1,27 +1,28 @@
-"""What Join does for the loop of lab_12_join: an end without error, and two kinds of averages.
+"""DDP under Join: ranks with 5, 6, ... inputs end together. Two kinds of average; momentum stays behind.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_averages.py
 Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_12_join import train
 from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
-from shared.runtime.errors import CourseError
+from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.parity import assert_all_equal, parameters
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -52,6 +53,25 @@ def batches_of(rank: int, cfg: Config, device: torch.device) -> list[Batch]:
     generator = torch.Generator().manual_seed(rank)
     numbers = torch.randn(cfg.inputs + rank, 16, 5, dtype=torch.float64, generator=generator).to(device)
     return [(batch[:, :4], batch[:, 4:]) for batch in numbers]
+
+
+def train(ddp: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, **options: bool) -> int:
+    """Make a step for each of this rank's batches, however many other ranks have; return how many.
+
+    ``options`` are those of ``Join``.
+    """
+    used = 0
+    with Join([ddp], **options):
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.mse_loss(ddp(x), y).backward()
+            optimizer.step()
+            used += 1
+    return used
+
+
+def sgd(ddp: nn.Module, learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(ddp.parameters(), learning_rate, momentum=momentum)
 
 
 # --- An end, or an error ---
@@ -89,7 +109,7 @@ def attempt(options: dict[str, bool], cfg: Config, group: Group) -> str:
     batches = batches_of(group.rank, cfg, device)
     used: list[int] = []
     try:
-        train(ddp, counted(batches, used), cfg.learning_rate, **options)
+        train(ddp, counted(batches, used), sgd(ddp, cfg.learning_rate), **options)
     except RuntimeError as error:
         return f"input {len(used) + 1}: {said_by(error, cfg)}"
     return f"Rank {group.rank} has exhausted all {len(used)} of its inputs!"
@@ -133,7 +153,7 @@ def averages(by_all: bool, cfg: Config, group: Group) -> tuple[list[float], int]
     batches = [(x, y)] * (cfg.inputs + group.rank)
     seen: list[float] = []
     with record() as log:
-        train(ddp, gradients_seen(ddp, batches, seen), 0.0, divide_by_initial_world_size=by_all)
+        train(ddp, gradients_seen(ddp, batches, seen), sgd(ddp, 0.0), divide_by_initial_world_size=by_all)
     return seen, log.count("all_reduce")
 
 
@@ -178,12 +198,12 @@ def reference(by_all: bool, cfg: Config, group: Group) -> nn.Module:
 
 
 def check_training(by_all: bool, cfg: Config, group: Group) -> None:
-    """The plain lab's loop ends with the parameters of one process, on each rank."""
+    """The loop ends with the parameters of one process, on each rank."""
     ddp = DistributedDataParallel(build(group.device))
     used = train(
         ddp,
         batches_of(group.rank, cfg, group.device),
-        cfg.learning_rate,
+        sgd(ddp, cfg.learning_rate),
         divide_by_initial_world_size=by_all,
     )
     if used != cfg.inputs + group.rank:
@@ -196,7 +216,26 @@ def check_training(by_all: bool, cfg: Config, group: Group) -> None:
     )
 
 
+# --- What Join does not do ---
+
+
+def check_momentum(cfg: Config, group: Group) -> None:
+    """After Join the ranks have the same parameters, and each the momentum of its own last step."""
+    ddp = DistributedDataParallel(build(group.device))
+    optimizer = sgd(ddp, cfg.learning_rate, momentum=0.9)
+    train(ddp, batches_of(group.rank, cfg, group.device), optimizer)
+    assert_same_on_every_rank("after Join, parameter", parameters(ddp))
+    momentum = [(name, optimizer.state[p]["momentum_buffer"]) for name, p in ddp.named_parameters()]
+    try:
+        assert_same_on_every_rank("after Join, momentum of", momentum)
+    except ParityError:
+        print_on_rank_0("after Join: the ranks have the same parameters, and each its own momentum")
+        return
+    raise CourseError("after Join the ranks' momentum was to differ")
+
+
 def main(cfg: Config) -> None:
+    assert set(Joinable.__subclasses__()) == {DistributedDataParallel, ZeroRedundancyOptimizer}
     with process_group(timeout_s=20, smallest=2) as group:
         three_ways(cfg, group)
         seen = {}
@@ -207,6 +246,7 @@ def main(cfg: Config) -> None:
         for by_all in (True, False):
             check_training(by_all, cfg, group)
         print_on_rank_0("trained with either divisor: the parameters of one process")
+        check_momentum(cfg, group)
         record_results("lab_12_averages", seen)
 
 

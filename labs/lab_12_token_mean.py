@@ -4,10 +4,11 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_12_token_mean.py
 Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from lab_12_tokens import (
     NOT_COUNTED,
     MicroBatch,
@@ -62,6 +63,23 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+def step_scaled_later(
+    model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[MicroBatch], accumulate: int
+) -> None:
+    """As ``train_step``, but load one micro-batch at a time, and scale the gradients when all are counted."""
+    tokens = torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device)
+    for number in range(1, accumulate + 1):
+        micro_batch = next(stream)
+        with average_if(number == accumulate, model):
+            loss_sum(model, micro_batch).backward()
+        tokens += count([micro_batch])
+    dist.all_reduce(tokens)
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * dist.get_world_size() / tokens
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def wrong_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, own: list[MicroBatch], weight: Weight
 ) -> None:
@@ -105,16 +123,21 @@ def reference(name: str, cfg: Config, group: Group) -> list[tuple[str, torch.Ten
     return weights_of(model)
 
 
-def check_right(name: str, truth: list, cfg: Config, group: Group) -> None:
+def check_right(name: str, later: bool, truth: list, cfg: Config, group: Group) -> None:
     model, optimizer = new_run(cfg, group, WRAPPERS[name])
     with record() as log:
         for step in range(cfg.steps):
-            train_step(model, optimizer, micro_batches(name, group.rank, step, group))
-    assert_all_equal(name, weights_of(model), truth, cfg.tolerance)
-    averages = log.count("all_reduce") + log.count("reduce_scatter")
-    if averages != 2 * cfg.steps:
-        raise CourseError(f"{name}: {averages} averages in {cfg.steps} steps, expected 2 in each")
-    print_on_rank_0(f"{name:5}  weighted by all tokens: the weights of one process, 2 averages in each step")
+            own = micro_batches(name, group.rank, step, group)
+            if later:
+                step_scaled_later(model, optimizer, iter(own), len(own))
+            else:
+                train_step(model, optimizer, own)
+    way = "gradients scaled later" if later else "weighted by all tokens"
+    assert_all_equal(f"{name}, {way}:", weights_of(model), truth, cfg.tolerance)
+    reductions = log.count("all_reduce") + log.count("reduce_scatter")
+    if reductions != 2 * cfg.steps:
+        raise CourseError(f"{name}: {reductions} reductions in {cfg.steps} steps, expected 2 in each")
+    print_on_rank_0(f"{name:5}  {way}: the weights of one process, 2 reductions in each step")
 
 
 def check_wrong(name: str, way: str, truth: list, cfg: Config, group: Group) -> None:
@@ -132,7 +155,8 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         for name in WRAPPERS:
             truth = reference(name, cfg, group)
-            check_right(name, truth, cfg, group)
+            for later in (False, True):
+                check_right(name, later, truth, cfg, group)
             for way in WRONG:
                 check_wrong(name, way, truth, cfg, group)
 

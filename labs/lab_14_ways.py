@@ -3,7 +3,7 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_14_ways.py
 Written by:  notebooks/14_less_communication.ipynb (edit it there)
 
-It also compares what the ranks send with the formulas of ``lab_14_networks``.
+It also compares what the ranks send with the formulas of ``shared.lesson_14.traffic``.
 """
 
 import os
@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from lab_14_local import DiLoCo, LocalSGD
-from lab_14_networks import traffic
 from lab_14_power_sgd import PowerSGD
 from lab_14_top_k import TopK
 from torch import nn
 
 from shared.comm.record import CommRecord, record
 from shared.lesson_14 import workers
+from shared.lesson_14.traffic import traffic
 from shared.lesson_14.workers import LAYERS, WAYS, Run, Workers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group

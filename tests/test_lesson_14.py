@@ -1,19 +1,11 @@
-"""Lesson 14: the sweep's table is that of the code, and how the time of a step on a network is computed."""
+"""Lesson 14: the table of the sweep is that of the code; the images to test by choose nothing."""
 
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
-from shared.runtime.loading import load_file
-from tests.helpers import ROOT
-
 pytestmark = pytest.mark.slow  # it imports torch
-
-
-@pytest.fixture(scope="module")
-def networks() -> ModuleType:
-    return load_file(ROOT / "labs" / "lab_14_networks.py")
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +43,12 @@ def test_each_image_is_tested_once():
     assert all(len(split.train_y) + len(split.tune_y) + len(split.test_y) == 1797 for split in splits)
 
 
-@pytest.mark.parametrize(
-    ("way", "hidden", "expected"),
-    [
-        ("all-reduce", False, 10 + 56 + 1.4),  # 2 * 7/8 * 4e9 bytes at 1 Gbit/s, 14 messages of 0.1 s
-        ("all-reduce", True, 10 + 56 + 1.4 - 5),
-        ("bf16", True, 10 + 28 + 1.4 - 5),
-        ("local SGD, H = 4", False, 10 + 14 + 0.35),
-        ("local SGD, H = 4", True, 10 + 14 + 0.35),
-    ],
-)
-def test_a_step_takes_computation_messages_and_bytes(
-    networks: ModuleType, way: str, hidden: bool, expected: float
-):
-    job = networks.Job(parameters=1e9, step_s=10, backward=0.5)
-    assert networks.step_s(way, networks.Network(100, 1), job, hidden) == pytest.approx(expected)
+def test_what_is_tested_by_chooses_no_learning_rate(sweep: ModuleType):
+    from shared.lesson_14.tuned import most_accurate, tuned
 
-
-def test_a_way_is_told_apart_if_it_is_slower_with_every_seed(networks: ModuleType):
-    cells = {
-        "a": networks.Cell("all-reduce", [10.0, 12.0]),
-        "b": networks.Cell("bf16", [20.0, 12.0]),
-        "c": networks.Cell("DiLoCo, H = 4", [10.5, 12.5]),
-    }
-    assert networks.fastest(cells) == ["a", "b"]
+    slow = sweep.Row("bf16", 0.1, 0.0, 0, 60, 80, 4, 4, 0.96, 0.99)
+    fast = sweep.Row("bf16", 0.2, 0.0, 0, 40, 60, None, None, 0.97, 0.10)
+    never = sweep.Row("bf16", 0.4, 0.0, 0, 20, None, 4, 4, 0.95, 0.99)
+    assert tuned([slow, fast, never], "bf16", 0.95) == [fast]
+    assert tuned([slow, fast, never], "bf16", 0.90) == [never]
+    assert most_accurate([slow, fast, never], "bf16") == [fast]

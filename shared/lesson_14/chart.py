@@ -23,6 +23,19 @@ class Point:
     here: int | None
 
 
+def label_of(way: str) -> str:
+    """What tells it from others of its kind, such as " r4"."""
+    for start, short in (
+        ("PowerSGD, rank ", " r"),
+        ("top ", " "),
+        ("local SGD, H = ", " H"),
+        ("DiLoCo, H = ", " H"),
+    ):
+        if way.startswith(start):
+            return short + way.removeprefix(start).replace(" ", "")
+    return ""
+
+
 def draw(points: list[Point]) -> Figure:
     kinds = list(dict.fromkeys(point.kind for point in points))
     figure, axes = plt.subplots(1, 2, figsize=(10.4, 5.4))

@@ -10,7 +10,7 @@ ANSWERS = [
         what="Starts the all-reduces and never waits.",
         old="dist.all_reduce(parameter.grad)",
         new="dist.all_reduce(parameter.grad, async_op=True)",
-        told="backward 1 ended without waiting for 3 of its all-reduces",
+        told="backward 1 ended without waiting for 4 of its all-reduces",
     ),
     Wrong(
         what="Goes by the state dict, which leaves out a buffer that is not persistent.",
@@ -45,6 +45,40 @@ ANSWERS = [
         told="it is this rank's own: nothing was averaged",
     ),
     Wrong(
+        what="One hook, on the first parameter, for all that have a gradient by then: some come later.",
+        old=AVERAGE_IN_BACKWARD,
+        new="""
+        learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+        def average(_: nn.Parameter) -> None:
+            for parameter in learning:
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+
+        learning[0].register_post_accumulate_grad_hook(average)
+        """,
+        told="backward 1: the gradient of first.weight is off by",
+    ),
+    Wrong(
+        what="Changes a tensor hook's argument in place: an activation may share that gradient.",
+        old=(
+            """
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= ranks
+            """,
+            "register_post_accumulate_grad_hook",
+        ),
+        new=(
+            """
+            dist.all_reduce(parameter)
+            parameter /= ranks
+            """,
+            "register_hook",
+        ),
+        told="it is neither the mean over the ranks, nor their sum, nor this rank's own",
+    ),
+    Wrong(
         what="Forgets that some parameters do not learn.",
         old="if parameter.requires_grad:",
         new="if True:",
@@ -64,7 +98,7 @@ ANSWERS = [
             for tensor in (*module.parameters(), *module.buffers()):
                 dist.broadcast(tensor, src=0)
         """,
-        told="took 17 broadcasts and 0 other operations",
+        told="took 18 broadcasts and 0 other operations",
     ),
     Wrong(
         what="Forgets to divide.",

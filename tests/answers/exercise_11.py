@@ -11,27 +11,34 @@ with new.open("wb") as file:
 KEEP = """
 spare.unlink(missing_ok=True)  # left by a kill
 os.link(latest, spare)  # a second name for the old checkpoint; `latest` stays where it is
-spare.replace(previous)
+new.replace(latest)
+spare.replace(previous)  # last, or for a moment both names would hold the old checkpoint
 """
+LINK = "os.link(latest, spare)  # a second name for the old checkpoint; `latest` stays where it is"
 
 ANSWERS = [
     Wrong(
         what="The old checkpoint is copied, and its copy never flushed: a power cut may leave it empty.",
         old=KEEP,
-        new="shutil.copyfile(latest, previous)",
+        new="""
+        shutil.copyfile(latest, previous)
+        new.replace(latest)
+        """,
         told="previous.pt is there when save returns, but was written before os.fsync",
         below="import shutil",
     ),
     Wrong(
-        what="The copy is on the disk in the end, but a kill tears it, and the older checkpoint is gone.",
+        what="The copy is on the disk in the end, but a kill tears it, and the one before is gone.",
         old=KEEP,
         new="""
-        shutil.copyfile(latest, previous)
-        with previous.open("rb+") as copy:
+        old = latest.read_bytes()
+        new.replace(latest)
+        with previous.open("wb") as copy:
+            copy.write(old)
+            copy.flush()
             os.fsync(copy.fileno())
         """,
         told="previous.pt holds 0 of 100,000 bytes",
-        below="import shutil",
     ),
     Wrong(
         what="The bytes are on the disk; the names may not be.",
@@ -48,14 +55,41 @@ ANSWERS = [
     Wrong(
         what="An atomic save that forgets the checkpoint before.",
         old=KEEP,
-        new="",
+        new="""
+        new.replace(latest)
+        """,
         told="previous.pt is missing; expected are 2 and 1",
     ),
     Wrong(
         what="The old checkpoint gets its new name first: for a moment there is no latest.",
         old=KEEP,
-        new="latest.replace(previous)",
+        new="""
+        latest.replace(previous)
+        new.replace(latest)
+        """,
         told="killed after os.replace: latest.pt is missing",
+    ),
+    Wrong(
+        what="The checkpoint before is removed first: a kill leaves one, and it may have diverged.",
+        old="""
+        spare.replace(previous)  # last, or for a moment both names would hold the old checkpoint
+        """,
+        new="""
+        previous.unlink(missing_ok=True)
+        os.link(spare, previous)
+        """,
+        told="killed after os.remove: previous.pt is missing; it held save 2 before this save",
+    ),
+    Wrong(
+        what="previous.pt gets its name first: for a moment both names hold the old checkpoint.",
+        old=KEEP,
+        new="""
+        spare.unlink(missing_ok=True)
+        os.link(latest, spare)
+        spare.replace(previous)
+        new.replace(latest)
+        """,
+        told="killed after os.replace: latest.pt and previous.pt both hold save 3",
     ),
     Wrong(
         what="A killed save leaves its temporary names behind, and the next one cannot take them.",
@@ -77,19 +111,15 @@ ANSWERS = [
         below="import shutil, tempfile",
     ),
     Right(
-        what="fdatasync, and previous.pt gets its name last.",
-        old=(
-            "os.fsync(file.fileno())",
-            """
-            spare.replace(previous)
-            new.replace(latest)
-            """,
-        ),
+        what="fdatasync, and the old checkpoint is copied, not linked.",
+        old=("os.fsync(file.fileno())", f"\n{LINK}\n"),
         new=(
             "os.fdatasync(file.fileno())",
             """
-            new.replace(latest)
-            spare.replace(previous)
+            with spare.open("wb") as copy:
+                copy.write(latest.read_bytes())
+                copy.flush()
+                os.fsync(copy.fileno())
             """,
         ),
     ),

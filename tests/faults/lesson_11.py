@@ -7,10 +7,26 @@ SAVING = "11_saving"
 FAULTS: list[Fault] = [
     Fault(
         lab="11_bad_files",
-        old='zipped = file.read(2) in (b"PK", b"")',
-        new='zipped = file.read(2) == b"PK"',
+        old='zipped = data[:2] in (b"PK", b"")',
+        new='zipped = data[:2] == b"PK"',
         told="empty.pt: expected one line with 'damaged or cut short (0 bytes)'",
         ranks=0,
+    ),
+    # A disk that does not answer is taken for damage.
+    Fault(
+        lab="11_bad_files",
+        old="    data = path.read_bytes()\n    try:\n",
+        new='    data = b""\n    try:\n        data = path.read_bytes()\n',
+        told="unread.pt was not read, and yet judged: ",
+        ranks=0,
+    ),
+    Fault(
+        lab="11_fsdp",
+        old='dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)',
+        new='dcp.load({"model": weights}, checkpoint_id=folder)',
+        told="Tensor-likes are not close!",
+        arguments=("step_3",),
+        before=("11_fsdp", "step_3"),
     ),
     Fault(
         lab="11_kill",

@@ -65,11 +65,4 @@ FAULTS: list[Fault] = [
         told="top 10 %, step 2: ranks and workers differ",
         run="14_ways",
     ),
-    Fault(
-        lab="14_networks",
-        old="8 * size / (network.gbit_per_s * 1e9)",
-        new="size / (network.gbit_per_s * 1e9)",
-        told="Ethernet 10G: the all-reduce was not to be among the fastest",
-        ranks=0,
-    ),
 ]

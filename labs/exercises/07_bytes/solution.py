@@ -8,7 +8,7 @@ def bytes_through_device_0(devices: int, parameters: int, buffers: int, inputs: 
 
     Args:
         devices: how many, 1 or more. The batch divides by it.
-        parameters: bytes of all parameters. All of them learn.
+        parameters: bytes of all parameters. All are trainable.
         buffers: bytes of all buffers.
         inputs: bytes of the whole batch, which lies on device 0. It needs no gradient.
         outputs: bytes of the model's output for the whole batch.

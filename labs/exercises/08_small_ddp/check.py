@@ -12,14 +12,17 @@ from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
+ROWS = 5  # of a rank's batch
 ALLOWED_BROADCASTS = 1 + len(DTYPES)  # one for each dtype, and float64
 TOLERANCE = 1e-12  # float64
 
 
 class Net(nn.Module):
-    """Two tied layers, a frozen one, a batch norm, and a buffer of each dtype: (batch, 6) to (batch, 6).
+    """Two tied layers, a frozen one, a batch norm, and a buffer of each dtype: (5, 6) to (5, 6).
 
-    One buffer is not persistent: it is no part of the state dict.
+    ``shift`` is the first parameter, and its gradient is ready before that of ``first``. It has the shape of
+    an activation: in backward both share one tensor as their gradient. One buffer is not persistent: it is
+    no part of the state dict.
 
     All dtypes have equally many bytes: if two ranks send them in different orders, the values are wrong,
     and nothing hangs.
@@ -28,6 +31,7 @@ class Net(nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         torch.manual_seed(100 + rank)
+        self.shift = nn.Parameter(torch.randn(ROWS, 6, dtype=torch.float64))
         self.first = nn.Linear(6, 6).double()
         self.second = nn.Linear(6, 6).double()
         self.second.weight = self.first.weight
@@ -45,7 +49,7 @@ class Net(nn.Module):
             self.register_buffer(name, values, persistent=dtype != torch.uint8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        x = torch.tanh(self.second(torch.tanh(self.first(x)) + self.shift))
         return self.frozen(x) + x
 
 
@@ -97,7 +101,7 @@ def verify_backward(answer: ModuleType, net: nn.Module, group: Group) -> int:
     own = Net(0).to(group.device)  # this rank without communication
     calls = 0
     for step in range(2):
-        shape = (group.world_size, 5, 6)
+        shape = (group.world_size, ROWS, 6)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         x = x.to(group.device)
         with record() as log, late_all_reduces() as works:
@@ -106,7 +110,7 @@ def verify_backward(answer: ModuleType, net: nn.Module, group: Group) -> int:
         unfinished = [work for work in works if not work.delivered]
         if unfinished:
             raise Wrong(f"backward {step + 1} ended without waiting for {len(unfinished)} of its all-reduces")
-        alone(x.flatten(0, 1)).square().mean().backward()
+        torch.stack([alone(part).square().mean() for part in x]).mean().backward()
         own(x[group.rank]).square().mean().backward()
         told = f"backward {step + 1}: the gradient of"
         for (name, p), truth in zip(net.named_parameters(), alone.parameters(), strict=True):

@@ -35,8 +35,10 @@ def left_at(path: Path) -> str:
     return f"holds {len(data):,} of {SIZE:,} bytes"
 
 
-def is_torn(path: Path) -> bool:
-    return left_at(path).endswith("bytes")
+def put(number: int, path: Path) -> None:
+    """A new file; another name of the old one keeps what it holds."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(checkpoint(number))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -207,30 +209,40 @@ def moments_of(report: dict) -> list[int]:
     return sorted(moments)
 
 
+def check_what_is_left(latest: Path, where: str) -> None:
+    """After a kill: save 3 or 4 at ``latest``, and at ``previous.pt`` one that is older, 2 or 3."""
+    newest = left_at(latest)
+    before = left_at(latest.with_name("previous.pt"))
+    if newest not in ("holds save 3", "holds save 4"):
+        raise Wrong(f"{where}: latest.pt {newest}")
+    if before == newest:
+        both = newest.replace("holds", "both hold")
+        raise Wrong(f"{where}: latest.pt and previous.pt {both}; if that has diverged, nothing else is left")
+    if before not in ("holds save 2", "holds save 3"):
+        raise Wrong(f"{where}: previous.pt {before}; it held save 2 before this save")
+
+
 def verify(answer: ModuleType, group: Group) -> str:
     with tempfile.TemporaryDirectory() as name:
         latest = Path(name).resolve() / "checkpoints" / "latest.pt"
-        previous = latest.with_name("previous.pt")
         latest.parent.mkdir()
         latest.write_bytes(checkpoint(1))
-        report = complete_save(answer, checkpoint(2), latest, "a save that nobody disturbs")
+        complete_save(answer, checkpoint(2), latest, "a save that nobody disturbs", -1)
         complete_save(answer, checkpoint(6, SMALL), latest, "a save of 1,000 bytes", -1)
+        report = complete_save(answer, checkpoint(7), latest, "a third save")  # previous.pt is there
         tried = []
         moments = moments_of(report)
         for moment in moments[group.rank :: group.world_size]:  # the ranks share them
-            latest.unlink()
-            latest.write_bytes(checkpoint(3))
+            put(2, latest.with_name("previous.pt"))
+            put(3, latest)
             report = save_in_child(answer, checkpoint(4), latest, kill_at=moment)
             where = f"killed after {report.get('call', 'its end')}"
-            if left_at(latest) not in ("holds save 3", "holds save 4"):
-                raise Wrong(f"{where}: latest.pt {left_at(latest)}")
-            if is_torn(previous):
-                raise Wrong(f"{where}: previous.pt {left_at(previous)}")
+            check_what_is_left(latest, where)
             names = names_in(latest.parent)
             if names not in tried:  # also over what this kill left lying about
                 complete_save(answer, checkpoint(5), latest, f"a save after one {where}", -1)
                 tried.append(names)
-    return f"latest.pt was whole after each of {len(moments)} kills, and the next save worked. Well done."
+    return f"two whole checkpoints after each of {len(moments)} kills, and the next save worked. Well done."
 
 
 if __name__ == "__main__":
