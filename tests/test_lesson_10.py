@@ -1,7 +1,9 @@
 """The differences of lesson 10 fit, and each of their scripts runs; our batch norm fits into a script."""
 
+import re
 from pathlib import Path
 
+import nbformat
 import pytest
 from torch import nn
 
@@ -54,6 +56,23 @@ def test_a_fenced_difference_is_coloured_and_can_be_had_back():
 def test_a_difference_that_does_not_fit_is_found(text: str, expected: str):
     with pytest.raises(InputError, match=f"the diff does not fit {expected}"):
         diffs.apply(text, diffs.difference("a\nb\nc\n", "a\nx\nc\n"))
+
+
+SCRIPT = ("10_train", "10_batches", "11_checkpointing", "13_stopping")
+
+
+@pytest.mark.parametrize("lesson", ["10_training_template", "11_checkpoints", "13_elastic"])
+def test_excerpts_of_the_script_are_what_its_files_say(lesson: str):
+    files = "".join((ROOT / "labs" / f"lab_{name}.py").read_text(encoding="utf-8") for name in SCRIPT)
+    stripped = "\n".join(line.strip() for line in files.splitlines())
+    notebook = nbformat.read(ROOT / "notebooks" / f"{lesson}.ipynb", 4)
+    titles = ("### The script to copy", "## A module that does all of this", "### The module behind it")
+    [cell] = [cell for cell in notebook.cells if cell.source.startswith(titles)]
+    excerpts = re.findall(r"```python\n(.*?)\n```", cell.source, re.DOTALL)
+    assert excerpts
+    for excerpt in excerpts:
+        assert len(excerpt.splitlines()) <= 15
+        assert "\n".join(line.strip() for line in excerpt.splitlines()) in stripped
 
 
 @pytest.mark.slow
