@@ -122,9 +122,11 @@ def evaluate(model: nn.Module, data: Dataset) -> tuple[int, int]:
     """Count (classified right, seen) over all ranks. Collective: call it on all of them.
 
     Each sample is on exactly one rank; a ``DistributedSampler`` would pad, and count some of them twice.
-    Give it ``ddp.module``: the ranks may have unequal numbers of batches, and DDP's forward communicates.
+    Give it ``ddp.module``: DDP's forward may send buffers, which a rank without samples would not join.
     """
     device = next(model.parameters()).device
+    for buffer in model.buffers():  # DDP makes batch norm's averages equal before a forward, not after it
+        dist.broadcast(buffer, src=0)
     mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     model.eval()

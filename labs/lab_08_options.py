@@ -1,4 +1,4 @@
-"""Five parameters of DDP's constructor, each with what it changes.
+"""Five arguments of DDP's constructor, each with what it changes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_08_options.py
 Written by:  notebooks/08_ddp.ipynb (edit it there)

@@ -25,11 +25,12 @@ def steps_of(lengths: list[int], size: Callable, most: int, pool: int, epoch: in
     pools = [order[start : start + pool] for start in range(0, len(order), pool)]
     batches: list[list[int]] = [[]]
     for index in (index for group in pools for index in sorted(group, key=lengths.__getitem__)):
-        if size([lengths[other] for other in [*batches[-1], index]]) > most:
+        if batches[-1] and size([lengths[other] for other in [*batches[-1], index]]) > most:
             batches.append([])
         batches[-1].append(index)
-    # Each rank needs a batch in each step; a few at the end are left out.
-    steps = [batches[start : start + RANKS] for start in range(0, len(batches) - RANKS + 1, RANKS)]
+    for _ in range(len(batches) % RANKS):  # each rank needs a batch in each step: leave a few out, at random
+        del batches[int(torch.randint(len(batches), (1,), generator=generator))]
+    steps = [batches[start : start + RANKS] for start in range(0, len(batches), RANKS)]
     return [steps[place] for place in torch.randperm(len(steps), generator=generator)]
 
 

@@ -75,7 +75,8 @@ def step_scaled_later(
         tokens += count([micro_batch])
     dist.all_reduce(tokens)
     for parameter in model.parameters():
-        parameter.grad = parameter.grad * dist.get_world_size() / tokens
+        if parameter.grad is not None:
+            parameter.grad.mul_(dist.get_world_size()).div_(tokens)
     optimizer.step()
     optimizer.zero_grad()
 

@@ -1,5 +1,6 @@
 """The chart of lesson 14: what each way reaches over the bytes that it sends, with the range of seeds."""
 
+import math
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -57,7 +58,9 @@ def draw(points: list[Point]) -> Figure:
             axis.vlines(x, min(values), max(values), color="black", linewidth=1, zorder=1)
             look = {"color": COLOURS[number], "markeredgecolor": "black", "markersize": 8}
             label = name(point.kind) if axis is axes[1] else ""
-            axis.plot(x, sum(values) / len(values), MARKERS[number], label=label, **look)
+            all_arrive = axis is axes[0] or None not in point.steps  # else there is no mean
+            mean = sum(values) / len(values) if all_arrive else math.nan
+            axis.plot(x, mean, MARKERS[number], label=label, **look)
         if point.kind in ("PowerSGD", "top-k", "local SGD"):  # DiLoCo has the same H beside it
             place = {"xy": (x, max(steps)), "xytext": (0, 4), "textcoords": "offset points"}
             axes[1].annotate(point.label, ha="right", fontsize=9, **place)
