@@ -203,7 +203,7 @@ class Trainer:
             dist.broadcast(buffer, src=0)
 
     def is_finite(self) -> bool:
-        return all(torch.stack([p.isfinite().all() for p in self.ddp.parameters()]))
+        return bool(torch.stack([p.isfinite().all() for p in self.ddp.parameters()]).all())
 
     @torch.inference_mode()
     def evaluate(self, loader: DataLoader) -> tuple[float, int]:
