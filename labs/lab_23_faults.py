@@ -153,7 +153,7 @@ def call_error(call: torch.futures.Future) -> str:
 
 def main(cfg: Config) -> None:
     with (
-        process_group(smallest=3) as group,
+        process_group(smallest=2) as group,
         rpc_workers(group) as names,
         redirect_stderr(io.StringIO()),  # a worker writes the traceback of what fails on it
     ):

@@ -21,13 +21,13 @@ ANSWERS = [
         what="Counts the source in the whole parameter.",
         old="source = (low - first, high - first)",
         new="source = (low, high)",
-        told="the source of q from trainer 1 is rows 6 to 11; it of q holds 6, counted from 0",
+        told="the source of q in trainer 1 is rows 6 to 11, but it holds 6, counted from 0",
     ),
     Wrong(
         what="Counts the target in the whole parameter.",
         old="target = (fused + low - begin, fused + high - begin)",
         new="target = (fused + low, fused + high)",
-        told="nobody sends row 0 of generator 1",
+        told="the target of q in generator 1 is rows 6 to 11, but its fused parameter has 10",
     ),
     Wrong(
         what="Divides the rows evenly among the trainers, and loses the rest.",
@@ -39,7 +39,7 @@ ANSWERS = [
         what="Trainer i sends to generator i alone.",
         old="if low < high:",
         new="if low < high and trainer == generator:",
-        told="nobody sends row 2 of generator 0, row 4 of q",
+        told="nobody sends row 4 of generator 0, row 4 of q",
     ),
     Wrong(
         what="Sends each generator a trainer's rows of the whole parameter.",

@@ -11,9 +11,9 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="24_context",
-        old="references, lr=RATE",
-        new="references, lr=2 * RATE",
-        told="are not those of one process",
+        old="trained = [parameter.to_here() for parameter in references]",
+        new="trained = [*build(64, 16, seed=1).parameters(), *build(16, 10, seed=2).parameters()]",
+        told="parameters are not those of one process",
     ),
     Fault(
         lab="24_faults",

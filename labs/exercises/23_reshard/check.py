@@ -34,13 +34,13 @@ def expected_rows(sizes: dict[str, int], generators: int, generator: int) -> lis
     return rows
 
 
-def rows_of(what: str, span: object, size: int, holder: str) -> range:
+def rows_of(what: str, span: object, size: int, there_are: str) -> range:
     """The rows of a source or a target, or ``Wrong``."""
     if not isinstance(span, tuple) or len(span) != 2 or not all(type(end) is int for end in span):
         raise Wrong(f"{what} is {span!r}, expected two whole numbers: first row, and the one behind the last")
     first, behind = span
     if not 0 <= first < behind <= size:
-        raise Wrong(f"{what} is rows {first} to {behind - 1}; {holder} holds {size}, counted from 0")
+        raise Wrong(f"{what} is rows {first} to {behind - 1}, but {there_are} {size}, counted from 0")
     return range(first, behind)
 
 
@@ -54,9 +54,9 @@ def fill(plan: list, sizes: dict[str, int], trainers: int, generators: int) -> l
             raise Wrong(f"{transfer} names a parameter, a trainer or a generator that is not there")
         theirs = held(sizes[name], trainers)[trainer]
         who = f"trainer {trainer}"
-        source = rows_of(f"the source of {name} from {who}", transfer.source, len(theirs), f"it of {name}")
+        source = rows_of(f"the source of {name} in {who}", transfer.source, len(theirs), "it holds")
         into = f"the target of {name} in generator {generator}"
-        target = rows_of(into, transfer.target, length, "it")
+        target = rows_of(into, transfer.target, length, "its fused parameter has")
         if len(source) != len(target):
             raise Wrong(f"{who} sends {len(source)} rows of {name}, the target has {len(target)}")
         for row, place in zip(source, target, strict=True):
