@@ -1,46 +1,44 @@
-"""What goes wrong with calls, what the caller hears of it, and a shutdown that somebody leaves out.
+"""Weight sync that goes wrong: a generator that does not receive, names in two orders, errors of calls.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_faults.py
+Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_23_faults.py
 Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import io
-import logging
-import os
 import time
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import rpc
-from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
-from shared.comm.rpc import start_workers
+from shared.comm.rpc import rpc_workers
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_in_rank_order
-from shared.runtime.results import record_results
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.run import run
 
 
 @dataclass(frozen=True)
 class Config:
-    patience_s: float = 0.5
+    timeout_s: float = 4.0  # of the groups
+    patience_s: float = 0.5  # of a call
     slow_s: float = 1.5
-    shutdown_s: int = 2  # the default, 0, waits without end
-    store_s: float = 3.0  # the timeout of calls, which shutdown's last wait has as well
 
 
+ORDER = ["up", "gate"]  # two parameters of the trainer, of one shape
+HERE: dict[str, torch.Tensor] = {}  # the generator's
 FINISHED: list[float] = []
 
 
-class NoSuchRow(Exception):
+class NoRoom(Exception):
     """An error of our own."""
 
 
-def fail(kind: type[Exception]) -> None:
-    raise kind("there is no row 7")
+def receive_nothing() -> None:
+    raise NoRoom("no room for version 8")
 
 
 def sleep(seconds: float) -> None:
@@ -52,91 +50,120 @@ def finished() -> int:
     return len(FINISHED)
 
 
-if os.environ.get("RANK") == "0":
+def accept(names: list[str]) -> None:
+    """What the control layer is for: compare, before a byte moves."""
+    if names != sorted(ORDER):
+        raise ValueError(f"the trainer sends {names}, expected are {sorted(ORDER)}")
 
-    def only_on_rank_0() -> None:
-        """The other workers' file has no such function."""
+
+def move_in_two_orders(group: Group) -> None:
+    """Rank 0 broadcasts by its own order, the last rank takes them by another."""
+    last = group.world_size - 1
+    if group.rank not in (0, last):
+        return
+    names = ORDER if group.rank == 0 else sorted(ORDER)
+    for name in names:
+        tensor = torch.full((2, 2), float(ORDER.index(name)), device=group.device)
+        if group.rank == last:
+            tensor.fill_(-1)
+            dist.recv(tensor, src=0)
+            HERE[name] = tensor
+        else:
+            dist.send(tensor, dst=last)
 
 
-def heard(call: Callable, kind: str, *expected: str) -> str:
-    """What the caller hears: ``call`` must raise an error of this kind ("" for any) that says all of this."""
+def what_it_holds() -> dict[str, str]:
+    """{name here: the trainer's parameter whose values it holds}."""
+    return {name: ORDER[int(tensor[0, 0])] for name, tensor in HERE.items()}
+
+
+def orders(group: Group, names: list[str]) -> None:
+    move_in_two_orders(group)
+    dist.barrier()
+    if group.rank == 0:
+        holds = rpc.rpc_sync(names[-1], what_it_holds)
+        if holds != {"gate": "up", "up": "gate"}:
+            raise CourseError(f"exchanged parameters were expected, the generator holds {holds}")
+        print(f"two orders: no error, and the generator's gate is the trainer's {holds['gate']}")
+        told = heard(names[-1], accept, ORDER)
+        print(f"    cured: {told}")
+
+
+def heard(there: str, function: object, *arguments: object, timeout: float = 10.0) -> str:
+    """Type and first line with a meaning of the error that a call must raise."""
     try:
-        call()
+        rpc.rpc_sync(there, function, args=arguments, timeout=timeout)
     except Exception as error:
-        if kind not in ("", type(error).__name__) or not all(part in str(error) for part in expected):
-            raise CourseError(f"expected was {kind} with {expected!r}, heard {error!r}") from error
-        return " ... ".join([f"{kind or 'an error'}:", *expected])
+        lines = str(error).splitlines()
+        line = lines["On WorkerInfo" in lines[0]]
+        return f"{type(error).__name__}: {line.partition('. ')[0] if 'RPC ran' in line else line}"
     raise CourseError("an error was expected, but the call returned")
 
 
-def faults(there: str, cfg: Config) -> dict[str, str]:
-    """{what is wrong with the function: what the caller hears}, all asserted."""
-
-    def call(function: Callable, *args, to: str = there, timeout: float = 3.0) -> Callable:
-        return lambda: rpc.rpc_sync(to, function, args=args, timeout=timeout)
-
-    rows = {}
-    for kind in (ValueError, TypeError, RuntimeError):  # these three keep their type
-        text = f"{kind.__name__}('there is no row 7')"
-        rows[f"it raises {kind.__name__}"] = heard(call(fail, kind), kind.__name__, text)
-    for kind in (IndexError, OSError, NotImplementedError, NoSuchRow):
-        text = f"{kind.__name__}('there is no row 7')"
-        rows[f"it raises {kind.__name__}"] = heard(call(fail, kind), "RuntimeError", text)
-    rows |= {
-        "only we have it": heard(call(only_on_rank_0), "RuntimeError", "AttributeError", "'only_on_rank_0'"),
-        "it is a lambda": heard(call(lambda: 1), "", "<lambda>"),
-        "it takes too long": heard(
-            call(sleep, cfg.slow_s, timeout=cfg.patience_s),
-            "RuntimeError",
-            "RPC ran for more than set timeout",
-        ),
-        "nobody has that name": heard(
-            call(finished, to="nobody"), "RuntimeError", "could not find destination"
-        ),
-    }
-    end = time.monotonic() + 10
-    while rpc.rpc_sync(there, finished) == 0 and time.monotonic() < end:
+def errors_of_calls(there: str, cfg: Config) -> None:
+    """What the caller hears."""
+    told = heard(there, receive_nothing)
+    if told != "RuntimeError: NoRoom('no room for version 8')":
+        raise CourseError(f"the type was to get lost, heard was {told}")
+    print(f"the function raises NoRoom: {told}")
+    told = heard(there, sleep, cfg.slow_s, timeout=cfg.patience_s)
+    if "RPC ran for more than set timeout" not in told:
+        raise CourseError(f"the call was to time out, heard was {told}")
+    end = time.monotonic() + 20
+    while rpc.rpc_sync(there, finished) == 0:
+        if time.monotonic() > end:
+            raise CourseError("the function that took too long was to run to its end")
         time.sleep(0.1)
-    if rpc.rpc_sync(there, finished) != 1:
-        raise CourseError("the function that took too long was to run to its end")
-
-    call(sleep, cfg.slow_s, timeout=0)()  # 0 means: no limit
-    if rpc.rpc_sync(there, finished) != 2:
-        raise CourseError("with timeout=0 the call was to wait for the function's end")
-    rows["timeout=0"] = f"no error: the call waited; the default is {DEFAULT_RPC_TIMEOUT_SEC:.0f} s"
-    return rows
+    print("the function takes too long: the call times out, the function runs to its end")
 
 
-def leave(group: Group, cfg: Config) -> str:
-    """All but the last worker call ``shutdown()``; returns what each hears."""
-    if group.rank == group.world_size - 1:
-        return ""
-    logging.getLogger("torch.distributed.rpc.api").setLevel(logging.CRITICAL)  # it logs the traceback, too
+def does_not_receive(group: Group, names: list[str], cfg: Config) -> None:
+    """The trainers gather, the first sends; the generator has an error before it receives."""
+    limit = timedelta(seconds=cfg.timeout_s)
+    trainers = list(range(group.world_size - 1))
+    training = dist.new_group(trainers, timeout=limit)
+    wire = dist.new_group([0, group.world_size - 1], timeout=limit)
+    told = "answers calls"
+    if group.rank in trainers:
+        call = rpc.rpc_async(names[-1], receive_nothing) if group.rank == 0 else None
+        try:
+            for _ in range(2):  # parameters
+                dist.all_reduce(torch.ones(4, device=group.device), group=training)  # for full_tensor()
+                if group.rank == 0:
+                    dist.broadcast(torch.ones(4, device=group.device), src=0, group=wire)
+                    dist.barrier(group=wire)  # gloo may hold so few bytes for later
+        except RuntimeError:
+            told = "timed out in " + ("the send" if call else "the next gather")
+            if call:
+                told += f"; its call knows why: {str(call_error(call))}"
+        else:
+            raise CourseError("a time-out was expected")
+    dist.barrier()
+    print_in_rank_order(told)
+
+
+def call_error(call: torch.futures.Future) -> str:
+    """The second line of what a failed call says: the first names the worker."""
     try:
-        rpc.shutdown(timeout=cfg.shutdown_s)
-    except Exception as error:
-        text = str(error).splitlines()[0]
-        if any(words in text for words in ("wait timeout", "timed out", "RPC ran for more", "onnection")):
-            return text
-        raise
-    raise CourseError("shutdown() returned, though the last worker was still there")
+        call.wait()
+    except RuntimeError as error:
+        return str(error).splitlines()[1]
+    raise CourseError("the call was to fail")
 
 
 def main(cfg: Config) -> None:
-    with process_group(smallest=2, timeout_s=30) as group:
-        workers = start_workers(group, timeout_s=cfg.store_s)
-        with redirect_stderr(io.StringIO()):  # the callee writes the whole traceback
-            dist.barrier()
-            if group.rank == 0:
-                for what, text in faults(workers[1], cfg).items():
-                    print(f"{what:29} {text}")
-            dist.barrier()
-        message = leave(group, cfg)
-        dist.barrier()  # by now the others have given up
-        if group.rank == group.world_size - 1:
-            rpc.shutdown(graceful=False)  # leaves without waiting for anyone
-        print_in_rank_order("shutdown() waited and gave up" if message else "I never called shutdown()")
-        record_results("lab_23_faults", {"said": message})
+    with (
+        process_group(smallest=2) as group,
+        rpc_workers(group) as names,
+        redirect_stderr(io.StringIO()),  # a worker writes the traceback of what fails on it
+    ):
+        dist.barrier()
+        orders(group, names)
+        if group.rank == 0:
+            errors_of_calls(names[-1], cfg)
+        dist.barrier()
+        print_on_rank_0("a generator that fails before it receives:")
+        does_not_receive(group, names, cfg)
 
 
 if __name__ == "__main__":

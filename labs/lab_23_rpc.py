@@ -1,56 +1,95 @@
-"""Call functions in other processes: wait for the result, fetch it later, or leave it where it was made.
+"""A parameter server by RPC: one process holds the weights, the others train them; its log replays.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_23_rpc.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_23_rpc.py
 Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import os
 import sys
 import warnings
+from threading import Lock
 
 import torch
-import torch.distributed as dist
 from torch.distributed import rpc
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+BATCHES, BATCH, RATE = 60, 16, 0.05  # batches of each trainer
+TRUTH = torch.arange(8, dtype=torch.float64)
 
 
-def who() -> int:
-    """The rank of the process that runs this."""
-    return int(os.environ["RANK"])
+class ParameterServer:
+    """The weights of a linear model, float64 (8,), and a log of all updates: trainer, batch, version read."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros_like(TRUTH)
+        self.log: list[tuple[int, int, int]] = []
+        self.lock = Lock()  # calls of several trainers run in several threads
+
+    def pull(self) -> tuple[int, torch.Tensor]:
+        """Version and weights: the version counts the updates so far."""
+        with self.lock:
+            return len(self.log), self.weight.clone()
+
+    def push(self, trainer: int, number: int, version: int, gradient: torch.Tensor) -> None:
+        with self.lock:
+            self.weight -= RATE * gradient
+            self.log.append((trainer, number, version))
+
+    def result(self) -> tuple[torch.Tensor, list[tuple[int, int, int]]]:
+        return self.weight, self.log
 
 
-def start_worker() -> list[str]:
-    """Become ``worker{rank}``; return the names of all workers, when all are there.
-
-    ``init_rpc`` finds the others by ``env://``: torchrun has set MASTER_ADDR and MASTER_PORT.
-    """
-    world_size = int(os.environ["WORLD_SIZE"])
-    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:  # all on one machine
-        os.environ.setdefault("TP_SOCKET_IFNAME", LOOPBACK)
-    warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own, pytorch/pytorch#149393
-    rpc.init_rpc(f"worker{who()}", rank=who(), world_size=world_size)
-    return [f"worker{rank}" for rank in range(world_size)]
+def gradient_of(weight: torch.Tensor, trainer: int, number: int) -> torch.Tensor:
+    """Of the mean squared error over one batch of one trainer."""
+    generator = torch.Generator().manual_seed(BATCHES * trainer + number)
+    x = torch.randn(BATCH, len(weight), dtype=torch.float64, generator=generator)
+    return 2 * x.T @ (x @ (weight - TRUTH)) / BATCH
 
 
-def call_in_three_ways(there: str) -> tuple[int, list[float], list[float]]:
-    """The rank of worker ``there``, one plus our own rank, and a tensor of sevens; all computed there."""
-    rank = rpc.rpc_sync(there, who)  # waits for the result
-    future = rpc.rpc_async(there, torch.add, args=(torch.ones(2), who()))  # returns at once
-    reference = rpc.remote(there, torch.full, args=((2,), 7.0))  # returns at once, the result stays there
-    assert reference.owner_name() == there
-    return rank, future.wait().tolist(), reference.to_here().tolist()
+def train(server: rpc.RRef, trainer: int) -> str:
+    """Pull, compute, push, without a look at the others. Returns the name of the worker that ran this."""
+    for number in range(BATCHES):
+        version, weight = server.rpc_sync().pull()
+        server.rpc_sync().push(trainer, number, version, gradient_of(weight, trainer, number))
+    return rpc.get_worker_info().name
+
+
+def replay(log: list[tuple[int, int, int]]) -> torch.Tensor:
+    """The weights that one process has after the same updates. No gradient is in the log."""
+    weights = [torch.zeros_like(TRUTH)]
+    for trainer, number, version in log:
+        weights.append(weights[-1] - RATE * gradient_of(weights[version], trainer, number))
+    return weights[-1]
+
+
+def serve_and_train(workers: list[str]) -> None:
+    """Make a server on the last worker, have the others train, and replay what happened."""
+    *trainers, there = workers
+    assert rpc.rpc_sync(there, rpc.get_worker_info).name == there  # waits for the result
+    server = rpc.remote(there, ParameterServer)  # an RRef, at once: the object stays there
+    assert server.owner_name() == there
+    calls = [  # timeout=0: no limit; the default, 60 s, would end a longer training
+        rpc.rpc_async(name, train, args=(server, number), timeout=0) for number, name in enumerate(trainers)
+    ]
+    assert torch.futures.wait_all(calls) == trainers  # each ran where it was sent
+    weight, log = server.remote().result().to_here()  # leave the result there, then fetch a copy
+    assert len(log) == len(trainers) * BATCHES
+    assert torch.allclose(weight, replay(log), rtol=0, atol=1e-12), "the replay ends with other weights"
+    assert torch.allclose(weight, TRUTH, rtol=0, atol=0.1), "the server has not learned the truth"
+    weight.zero_()
+    assert server.rpc_sync().pull()[1].any()  # the copy is ours, the server's weights are as they were
+    print(f"{there} served {len(log)} updates of {', '.join(trainers)}")
+    print("one process replays the log and ends with the same weights")
 
 
 def main() -> None:
-    workers = start_worker()
-    right = (who() + 1) % len(workers)
-    answers = call_in_three_ways(workers[right])
-    assert answers == (right, [1.0 + who(), 1.0 + who()], [7.0, 7.0]), answers
-    assert not dist.is_initialized()  # init_rpc has made no default process group
-    if who() == 0:
-        print(f"workers: {', '.join(workers)}")
-        print(f"worker0 called {workers[right]} three times and got {answers}")
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:  # all on one machine
+        os.environ.setdefault("TP_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own, pytorch/pytorch#149393
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
+    if rank == 0:
+        serve_and_train([f"worker{other}" for other in range(world_size)])
     rpc.shutdown()  # waits for all workers, and until no call is under way
 
 

@@ -1,17 +1,17 @@
-"""The same weights by calls and by a process group, whole and in slices: equal bit for bit, and counted.
+"""The two moves of lesson 23: equal bit for bit, bytes as by formula, and answers while trainers train.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_23_sync.py
 Written by:  notebooks/23_rpc.ipynb (edit it there)
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
+from threading import Event
 
+import lab_23_weights as weights
 import torch
 import torch.distributed as dist
-from lab_23_weights import Box, all_boxes, build, divide_jobs, overlap, send_slices, send_whole, within
+from lab_23_weights import Jobs, all_boxes, ask_all, build, divide_jobs, generate, serve, to_call
 from torch import nn
 from torch.distributed import rpc
 
@@ -28,178 +28,124 @@ class Config:
     sizes: tuple[int, int, int] = (192, 768, 384)  # so large that what calls add is small
     at_most: float = 1.1  # bytes on the wire for each byte of weights
     settle_s: float = 0.2
+    versions: int = 4
 
 
-class RolloutWorker:
-    """Weights that others replace while it generates. Calls run in several threads.
-
-    Pieces go into ``spare``; only ``publish`` changes what answers are made of, all of it at once.
-    """
-
-    def __init__(self, policy: nn.Module, boxes: dict[str, Box]) -> None:
-        self.lock = Lock()
-        self.boxes = boxes
-        self.version = 0
-        self.parts = {name: parameter.to_local().detach() for name, parameter in policy.named_parameters()}
-        self.spare = {name: part.clone() for name, part in self.parts.items()}
-
-    def receive_whole(self, name: str, whole: torch.Tensor) -> None:
-        """A parameter of the next version, of which we keep our part."""
-        self.receive(name, (slice(None), slice(None)), whole[self.boxes[name]])
-
-    def receive(self, name: str, part: Box, piece: torch.Tensor) -> None:
-        """A piece of the next version; ``part`` says where in what we hold."""
-        with self.lock:
-            self.spare[name][part].copy_(piece)
-
-    def publish(self, version: int) -> None:
-        with self.lock:
-            for name, part in self.parts.items():
-                part.copy_(self.spare[name])
-            self.version = version
-
-    def state(self) -> tuple[int, dict[str, torch.Tensor]]:
-        """What an answer that begins now would be made of."""
-        with self.lock:
-            return self.version, {name: part.cpu().clone() for name, part in self.parts.items()}
+HERE: dict[str, nn.Module] = {}  # the policy of this process
+BEGUN = Event()
+SEEN = Event()
 
 
-HERE: dict[str, RolloutWorker] = {}
+def watched_generate(policy: nn.Module, version: int, number: int) -> dict:
+    """Answers that are not the first end only after a trainer has asked, in its step, whether they began."""
+    BEGUN.set()
+    if number > 0 and not SEEN.wait(timeout=10):
+        raise CourseError(f"nobody trained while answers number {number} were made")
+    BEGUN.clear()
+    SEEN.clear()
+    return generate(policy, version, number)
 
 
-def worker() -> rpc.RRef:
-    return rpc.RRef(HERE["worker"])
+def look() -> bool:
+    """Whether this process makes answers. Runs in the thread of the call."""
+    begun = BEGUN.wait(timeout=10)
+    SEEN.set()
+    return begun
 
 
-@torch.no_grad()
-def call_whole(policy: nn.Module, boxes: list, workers: dict[int, rpc.RRef]) -> tuple[int, list]:
-    """The first trainer calls each generator with each whole parameter. Returns bytes, and the calls."""
-    calls = []
-    sent = 0
-    for name, parameter in policy.named_parameters():
-        whole = parameter.full_tensor().cpu()
-        for there in workers.values() if dist.get_rank() == 0 else ():
-            calls.append(there.rpc_async().receive_whole(name, whole))
-            sent += whole.nbytes
-    return sent, calls
+def parts_here() -> dict[str, torch.Tensor]:
+    """This process's parts of the weights."""
+    return {name: p.to_local().detach().cpu() for name, p in HERE["policy"].named_parameters()}
 
 
-@torch.no_grad()
-def call_slices(policy: nn.Module, boxes: list, workers: dict[int, rpc.RRef]) -> tuple[int, list]:
-    """Each trainer calls each generator with what both hold. Returns bytes, and the calls."""
-    calls = []
-    sent = 0
-    for name, parameter in policy.named_parameters():
-        mine = boxes[dist.get_rank()][name]
-        for rank, there in workers.items():
-            theirs = boxes[rank][name]
-            part = overlap(mine, theirs)
-            if part is not None:
-                piece = parameter.to_local()[within(part, mine)].cpu().clone()  # a view sends all its storage
-                calls.append(there.rpc_async().receive(name, within(part, theirs), piece))
-                sent += piece.nbytes
-    return sent, calls
+def expected_bytes(policy: nn.Module, jobs: Jobs, what: str) -> int:
+    """Bytes that arrive at all ranks together, if T trainers and G generators do no more than they must."""
+    whole = sum(p.numel() * p.element_size() for p in policy.parameters())
+    on_each = policy[2].bias.nbytes  # which each generator holds whole; all else is divided
+    if what == "move_whole":
+        return (len(jobs.trainers) - 1 + len(jobs.generators)) * whole
+    return whole + (len(jobs.generators) - 1) * on_each
 
 
-def by_group(send: Callable) -> Callable:
-    """A way as the loop below wants it. The generators receive with their own collectives and messages."""
-
-    def way(policy: nn.Module, boxes: list, workers: dict[int, rpc.RRef], version: int) -> int:
-        sent = send(policy, boxes, *divide_jobs())
-        if "worker" in HERE:
-            HERE["worker"].version = version
-        return sent
-
-    return way
+def total(number: int, jobs: Jobs, device: torch.device) -> int:
+    """The sum over the trainers. Collective."""
+    tensor = torch.tensor(number, device=device)
+    dist.all_reduce(tensor, group=jobs.training)
+    return int(tensor)
 
 
-def by_calls(start: Callable) -> Callable:
-    """The generators are called. Until somebody publishes, they answer with the version before."""
-
-    def way(policy: nn.Module, boxes: list, workers: dict[int, rpc.RRef], version: int) -> int:
-        sent = 0
-        before = {rank: there.rpc_sync().state() for rank, there in workers.items()}
-        if workers:
-            sent, calls = start(policy, boxes, workers)
-            torch.futures.wait_all(calls)
-        dist.barrier()  # all pieces have arrived
-        for rank, there in workers.items() if dist.get_rank() == 0 else ():
-            if not same(there.rpc_sync().state(), before[rank]):
-                raise CourseError(f"worker{rank} answers with pieces of version {version}, not yet published")
-            there.rpc_sync().publish(version)
-        dist.barrier()
-        return sent
-
-    return way
-
-
-WAYS = {
-    "whole, by a group": by_group(send_whole),
-    "slices, by a group": by_group(send_slices),
-    "whole, by calls": by_calls(call_whole),
-    "slices, by calls": by_calls(call_slices),
-}
-
-
-def same(one: tuple, other: tuple) -> bool:
-    """Whether two states have one version and equal weights."""
-    return one[0] == other[0] and all(torch.equal(part, other[1][name]) for name, part in one[1].items())
+def bytes_sent(workers: list[str], jobs: Jobs, device: torch.device, cfg: Config) -> int | None:
+    """What all ranks have sent by TCP so far. Collective among the trainers."""
+    time.sleep(cfg.settle_s)  # the kernel counts bytes when the other side has confirmed them
+    mine = wire_bytes()
+    if mine is None:
+        return None
+    return total(mine + sum(rpc.rpc_sync(worker, wire_bytes) for worker in workers), jobs, device)
 
 
 @torch.no_grad()
-def check_arrival(policy: nn.Module, boxes: list, version: int, what: str) -> None:
-    """Each generator must hold, bit for bit, its part of what the trainers have. Collective."""
-    trainers, _ = divide_jobs()
-    for name, parameter in policy.named_parameters():
-        if dist.get_rank() in trainers:
-            whole = parameter.full_tensor()
-        else:
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        dist.broadcast(whole, src=0)
-        if dist.get_rank() not in trainers:
-            mine = whole[boxes[dist.get_rank()][name]]
-            if not torch.equal(parameter.to_local(), mine) or HERE["worker"].version != version:
-                raise CourseError(f"{what}: {name} of version {version} is not what the trainers have")
-    dist.barrier()  # the next version's calls come when all have looked
+def check_arrival(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str], version: int) -> None:
+    """Each generator must hold, bit for bit, its part of what the trainers have. Collective among them."""
+    whole = {name: parameter.full_tensor().cpu() for name, parameter in policy.named_parameters()}
+    answers = torch.futures.wait_all(ask_all(workers, "generate", 0))
+    for rank, worker, answer in zip(jobs.generators, workers, answers, strict=False):
+        for name, part in rpc.rpc_sync(worker, parts_here).items():
+            if answer["version"] != version or not torch.equal(part, whole[name][boxes[rank][name]]):
+                raise CourseError(f"{worker}: {name} of version {version} is not what the trainers have")
+
+
+def prove_moves(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str], cfg: Config) -> None:
+    device = next(policy.parameters()).device
+    for version, move in enumerate((weights.move_whole, weights.move_slices), start=cfg.versions + 1):
+        for parameter in policy.parameters():  # what a step of training would change
+            parameter.to_local().detach().normal_()
+        before = bytes_sent(workers, jobs, device, cfg)
+        calls = ask_all(workers, "receive", move, version)
+        arrived = move(policy, boxes, jobs)
+        arrived = total(arrived + sum(torch.futures.wait_all(calls)), jobs, device)
+        after = bytes_sent(workers, jobs, device, cfg)
+        check_arrival(policy, boxes, jobs, workers, version)
+        expected = expected_bytes(policy, jobs, move.__name__)
+        if arrived != expected:
+            raise CourseError(f"{move.__name__}: {arrived:,} bytes arrive, expected {expected:,}")
+        if before is not None and not 1 <= (after - before) / expected < cfg.at_most:
+            share = (after - before) / expected
+            raise CourseError(f"{move.__name__}: {share:.2f} bytes on the wire for each byte of weights")
+        print_on_rank_0(f"{move.__name__:11} {arrived:10,} bytes arrive at all ranks together")
+    print_on_rank_0("both: each generator holds its part of the trainers' weights, bit for bit")
+
+
+def prove_overlap(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str], cfg: Config) -> None:
+    """The trainers' own loop, in which each step asks whether answers are being made."""
+    train = weights.train
+
+    def train_and_look(*arguments: object) -> None:
+        for worker in workers:
+            if not rpc.rpc_sync(worker, look):
+                raise CourseError("a step of training began when no answers were being made")
+        train(*arguments)
+
+    weights.train = train_and_look
+    weights.lead(policy, boxes, jobs, cfg.versions)
+    print_on_rank_0(f"{cfg.versions - 1} steps of training, each while the next answers were made")
 
 
 def main(cfg: Config) -> None:
-    with process_group(smallest=2) as group, rpc_workers(group, tcp_only=True) as names:
-        trainers, generators = divide_jobs()
-        policy = build(trainers, generators, group.device, cfg.sizes)
+    weights.PROMPT, weights.HIDDEN, weights.ANSWERS = cfg.sizes
+    weights.generate = watched_generate
+    with process_group(smallest=2) as group:
+        jobs = divide_jobs()
+        policy = build(jobs, group.device, cfg.sizes)
         boxes = all_boxes(policy)
-        if group.rank in generators:
-            HERE["worker"] = RolloutWorker(policy, boxes[group.rank])
-        dist.barrier()
-        workers = {}
-        if group.rank in trainers:
-            workers = {rank: rpc.rpc_sync(names[rank], worker) for rank in generators}
-        first = None
-        for version, (what, way) in enumerate(WAYS.items(), start=1):
-            if group.rank in trainers:
-                for parameter in policy.parameters():  # what a step of training would change
-                    parameter.to_local().detach().normal_()
-            start = wire_bytes()
-            sent = way(policy, boxes, workers, version)
-            time.sleep(cfg.settle_s)
-            on_the_wire = None if start is None else wire_bytes() - start
-            check_arrival(policy, boxes, version, what)
-            first = first or sent
-            print_on_rank_0(
-                f"{what:19} rank 0 sends {sent:9,} bytes, 1/{first / max(1, sent):.0f} of the first"
-            )
-            gathered = 0
-            if "whole" in what:  # the trainers' own all-gather
-                gathered = sum(
-                    p.numel() * 4 * (len(trainers) - 1) // len(trainers) for p in policy.parameters()
-                )
-            if group.rank == 0 and on_the_wire is not None:
-                share = on_the_wire / (sent + gathered)
-                if not 1 <= share < cfg.at_most:
-                    raise CourseError(f"{what}: {share:.2f} bytes on the wire for each byte of weights")
-        print_on_rank_0("each way: every generator holds its part of the trainers' weights, bit for bit")
-        workers.clear()
-        dist.barrier()
+        HERE["policy"] = policy
+        with rpc_workers(group, tcp_only=True):
+            if group.rank in jobs.generators:
+                serve(policy, boxes, jobs)
+            else:
+                workers = to_call(jobs)
+                prove_overlap(policy, boxes, jobs, workers, cfg)
+                prove_moves(policy, boxes, jobs, workers, cfg)
+                torch.futures.wait_all(ask_all(workers, "stop"))
 
 
 if __name__ == "__main__":

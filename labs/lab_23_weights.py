@@ -1,4 +1,4 @@
-"""Two jobs: after each step, trainers (FSDP2) send their weights to generators (tensor parallel).
+"""Two jobs: trainers (FSDP2) call generators (tensor parallel), and a process group moves the weights.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_23_weights.py
 Written by:  notebooks/23_rpc.ipynb (edit it there)
@@ -7,12 +7,16 @@ Written by:  notebooks/23_rpc.ipynb (edit it there)
 import os
 import socket
 import sys
+import warnings
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed import rpc
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -49,23 +53,43 @@ def setup() -> torch.device:
     return device
 
 
-def divide_jobs() -> tuple[list[int], list[int]]:
-    """The ranks that train, and those that generate."""
+@dataclass(frozen=True)
+class Jobs:
+    """Which ranks do what, and their groups. The wire joins the first trainer and all generators."""
+
+    trainers: list[int]
+    generators: list[int]
+    training: dist.ProcessGroup
+    generating: dist.ProcessGroup
+    wire: dist.ProcessGroup
+
+
+def divide_jobs() -> Jobs:
+    """The first half of the ranks trains, the second generates. All ranks make all groups, in one order."""
     half = dist.get_world_size() // 2
-    return list(range(half)), list(range(half, dist.get_world_size()))
+    trainers = list(range(half))
+    generators = list(range(half, dist.get_world_size()))
+    members = (trainers, generators, trainers[:1] + generators)
+    return Jobs(trainers, generators, *[dist.new_group(ranks) for ranks in members])
 
 
-def build(trainers: list[int], generators: list[int], device: torch.device, sizes: tuple) -> nn.Module:
-    """The policy, divided as this rank's job wants it. Each job has a process group of its own."""
-    groups = [dist.new_group(ranks) for ranks in (trainers, generators)]  # everybody makes both
+def start_calls() -> None:
+    """From here on each rank can call functions of the others, known as ``worker0``, ``worker1``, ..."""
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:  # all on one machine
+        os.environ.setdefault("TP_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own, pytorch/pytorch#149393
+    rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+def build(jobs: Jobs, device: torch.device, sizes: tuple[int, int, int]) -> nn.Module:
+    """The policy, divided as this rank's job wants it."""
     prompt, hidden, answers = sizes
     torch.manual_seed(0)
-    layers = [nn.Linear(prompt, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, answers, bias=False)]
-    policy = nn.Sequential(*layers).to(device)
-    if dist.get_rank() in trainers:
-        return fully_shard(policy, mesh=DeviceMesh.from_group(groups[0], device.type))
+    policy = nn.Sequential(nn.Linear(prompt, hidden), nn.Tanh(), nn.Linear(hidden, answers)).to(device)
+    if dist.get_rank() in jobs.trainers:
+        return fully_shard(policy, mesh=DeviceMesh.from_group(jobs.training, device.type))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    return parallelize_module(policy, DeviceMesh.from_group(groups[1], device.type), plan)
+    return parallelize_module(policy, DeviceMesh.from_group(jobs.generating, device.type), plan)
 
 
 def box_of(parameter: DTensor) -> Box:
@@ -98,33 +122,32 @@ def within(part: Box, box: Box) -> Box:
 
 
 @torch.no_grad()
-def send_whole(policy: nn.Module, boxes: list, trainers: list[int], generators: list[int]) -> int:
-    """The first trainer sends each whole parameter to each generator. Returns the bytes that we sent."""
+def move_whole(policy: nn.Module, boxes: list, jobs: Jobs) -> int:
+    """Trainers gather each parameter, the first broadcasts it. Returns the bytes that arrive at this rank."""
     rank = dist.get_rank()
-    sent = 0
+    arrived = 0
     for name, parameter in policy.named_parameters():
-        if rank in trainers:
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        arrived += whole.nbytes
+        if rank in jobs.trainers:
             whole = parameter.full_tensor()  # an all-gather among the trainers
-            for generator in generators if rank == trainers[0] else []:
-                dist.send(whole, generator)
-                sent += whole.nbytes
-        else:
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            dist.recv(whole, trainers[0])
+            arrived -= parameter.to_local().nbytes
+        if rank == jobs.trainers[0] or rank in jobs.generators:
+            dist.broadcast(whole, src=jobs.trainers[0], group=jobs.wire)
+        if rank in jobs.generators:
             parameter.to_local().copy_(whole[boxes[rank][name]])
-    return sent
+    return arrived
 
 
 @torch.no_grad()
-def send_slices(policy: nn.Module, boxes: list, trainers: list[int], generators: list[int]) -> int:
-    """Each trainer sends each generator what both hold. Returns the bytes that we sent."""
+def move_slices(policy: nn.Module, boxes: list, jobs: Jobs) -> int:
+    """Each trainer sends each generator what both hold. Returns the bytes that arrive at this rank."""
     rank = dist.get_rank()
     transfers = []
     arrivals = []
-    sent = 0
     for name, parameter in policy.named_parameters():
-        for trainer in trainers:
-            for generator in generators:
+        for trainer in jobs.trainers:
+            for generator in jobs.generators:
                 part = overlap(boxes[trainer][name], boxes[generator][name])
                 if part is None or rank not in (trainer, generator):
                     continue
@@ -132,7 +155,6 @@ def send_slices(policy: nn.Module, boxes: list, trainers: list[int], generators:
                 piece = ours.contiguous()
                 if rank == trainer:
                     transfers.append(dist.P2POp(dist.isend, piece, generator))
-                    sent += piece.nbytes
                 else:
                     piece = torch.empty_like(piece)
                     transfers.append(dist.P2POp(dist.irecv, piece, trainer))
@@ -141,24 +163,54 @@ def send_slices(policy: nn.Module, boxes: list, trainers: list[int], generators:
         work.wait()
     for ours, piece in arrivals:
         ours.copy_(piece)
-    return sent
+    return sum(piece.nbytes for _, piece in arrivals)
+
+
+TASKS = SimpleQueue()  # what others have asked this rank to do
+
+
+@rpc.functions.async_execution
+def ask(task: str, *arguments: object) -> torch.futures.Future:
+    """To be called from elsewhere: leave a task for the main thread. The caller's future gets its result.
+
+    So all communication of a generator comes from one thread, on all of them in the order of the calls.
+    """
+    answer = torch.futures.Future()
+    TASKS.put((answer, task, arguments))
+    return answer
+
+
+def serve(policy: nn.Module, boxes: list, jobs: Jobs) -> None:
+    """What a generator does: its tasks, one after the other, until it is asked to stop."""
+    version = 0  # of the weights
+    task = ""
+    while task != "stop":
+        answer, task, arguments = TASKS.get()
+        result = None
+        if task == "generate":
+            result = generate(policy, version, *arguments)
+        if task == "receive":
+            move, version = arguments
+            result = move(policy, boxes, jobs)
+        answer.set_result(result)
 
 
 @torch.no_grad()
-def generate(policy: nn.Module, version: int, device: torch.device) -> dict:
+def generate(policy: nn.Module, version: int, number: int) -> dict:
     """Prompts and sampled answers. With them goes the version of the weights that chose the answers."""
-    random = torch.Generator().manual_seed(version)  # all generators compute the same: they share a policy
+    random = torch.Generator().manual_seed(number)  # all generators compute the same: they share a policy
     patterns = torch.randn(ANSWERS, PROMPT, generator=torch.Generator().manual_seed(1))
     right = torch.randint(ANSWERS, (BATCH,), generator=random)
     prompts = patterns[right] + torch.randn(BATCH, PROMPT, generator=random)
+    device = next(policy.parameters()).device
     chances = policy(prompts.to(device)).softmax(1).cpu()
     answers = torch.multinomial(chances, 1, generator=random).flatten()
     return {"version": version, "prompts": prompts, "answers": answers, "rewards": (answers == right).float()}
 
 
-def train(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: dict, trainers: list[int]) -> None:
+def train(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: dict, jobs: Jobs) -> None:
     """A step of REINFORCE: answers with more than the mean reward become more likely."""
-    mine = slice(dist.get_rank(), None, len(trainers))  # each trainer takes its part of the batch
+    mine = slice(dist.get_rank(), None, len(jobs.trainers))  # each trainer takes its part of the batch
     device = next(policy.parameters()).device
     advantages = (batch["rewards"] - batch["rewards"].mean())[mine].to(device)
     scores = policy(batch["prompts"][mine].to(device))
@@ -168,31 +220,54 @@ def train(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: dict, trai
     optimizer.step()
 
 
+def ask_all(workers: list[str], task: str, *arguments: object) -> list[torch.futures.Future]:
+    return [rpc.rpc_async(worker, ask, args=(task, *arguments)) for worker in workers]
+
+
+def to_call(jobs: Jobs) -> list[str]:
+    """Whom this rank calls: the first trainer calls all generators, nobody else calls."""
+    first = dist.get_rank() == jobs.trainers[0]
+    return [f"worker{rank}" for rank in jobs.generators] if first else []
+
+
+def lead(policy: nn.Module, boxes: list, jobs: Jobs, versions: int) -> dict:
+    """What the trainers do. Returns the last batch."""
+    workers = to_call(jobs)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    batch = None
+    for version in range(versions):
+        calls = ask_all(workers, "generate", version)
+        if batch is not None:
+            train(policy, optimizer, batch, jobs)  # meanwhile, on answers of the version before
+            assert batch["version"] == version - 1
+        fresh = torch.futures.wait_all(calls)[:1] or [None]
+        dist.broadcast_object_list(fresh, src=jobs.trainers[0], group=jobs.training)
+        batch = fresh[0]
+
+        move = move_whole if version % 2 == 0 else move_slices
+        calls = ask_all(workers, "receive", move, version + 1)
+        arrived = move(policy, boxes, jobs)
+        there = torch.futures.wait_all(calls)  # all generators have the new weights
+        if there and version < 2:
+            print(f"{move.__name__}: {arrived:,} bytes arrive at a trainer, {there[0]:,} at a generator")
+    return batch
+
+
 def main() -> None:
     device = setup()
-    rank = dist.get_rank()
-    trainers, generators = divide_jobs()
-    policy = build(trainers, generators, device, (PROMPT, HIDDEN, ANSWERS))
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    jobs = divide_jobs()
+    policy = build(jobs, device, (PROMPT, HIDDEN, ANSWERS))
     boxes = all_boxes(policy)
-    batch = None
-    for version in range(VERSIONS):
-        fresh = [None]
-        if rank in generators:
-            fresh = [generate(policy, version, device)]
-        elif batch is not None:
-            train(policy, optimizer, batch, trainers)  # on what the generators made of the weights before
-            assert batch["version"] == version - 1
-        dist.broadcast_object_list(fresh, src=generators[0])
-        batch = fresh[0]
-        send = send_whole if version % 2 == 0 else send_slices
-        sent = send(policy, boxes, trainers, generators)
-        if rank == 0 and version < 2:
-            print(f"{send.__name__}: rank 0 sends {sent:,} bytes")
-    assert batch["rewards"].mean() > 0.8  # by chance it would be 1 in 12
-    if rank == 0:
-        print(f"version {batch['version']} of the weights: more than 80 % of the answers are right")
-    dist.barrier()
+    start_calls()
+    if dist.get_rank() in jobs.generators:
+        serve(policy, boxes, jobs)
+    else:
+        batch = lead(policy, boxes, jobs, VERSIONS)
+        torch.futures.wait_all(ask_all(to_call(jobs), "stop"))
+        assert batch["rewards"].mean() > 0.8  # by chance it would be 1 in 12
+        if dist.get_rank() == 0:
+            print(f"answers of version {batch['version']}: more than 80 % are right")
+    rpc.shutdown()  # waits for all ranks, and until no call is under way
     dist.destroy_process_group()
 
 

@@ -101,22 +101,6 @@ def test_an_answer_that_ends_its_process_or_never_ends_gets_a_verdict(ending: st
     assert f"[rank 1] Exercise 06 uneven average: {ENDINGS[ending]}" in done.stdout
 
 
-@pytest.mark.slow
-def test_a_slow_rank_does_not_change_what_is_wrong(tmp_path: Path):
-    exercise, line = "23_batching_server", '        server = rpc.rpc_sync("worker0", held)\n'
-    told = "round 1: 4 of 4 calls were not answered within 5 s"
-    (waits,) = [answer for _, answer in WRONG if answer.told == told]
-    answer = tmp_path / "exercise.py"
-    answer.write_text(waits.text(solution_of(exercise)), encoding="utf-8")
-    text = check_of(exercise).read_text(encoding="utf-8")
-    text = changed(text, line, f"        time.sleep(group.rank % 2)\n{line}")
-    slow = tmp_path / "check.py"  # rank 1 asks for the server when the others' calls could hold its threads
-    slow.write_text(text, encoding="utf-8")
-    done = run_job(Job(slow, ("--answer", answer), ranks=3))
-    assert done.returncode == 1
-    assert told in done.stdout
-
-
 def check(answer: Path) -> Done:
     """The first exercise, as a lesson starts it."""
     return warm_torchrun(check_of(EXERCISES[0]), "--answer", answer)

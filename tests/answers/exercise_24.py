@@ -3,20 +3,19 @@
 from tests.planted import Right, Wrong
 
 FORWARD = "rpc.rpc_sync(stage.owner(), forward, args=(stage, x))"
-PARAMETERS = "stage.local_value().named_parameters()"
 GRADS = "grads = [rpc.rpc_sync(stage.owner(), gradients_of, args=(stage, context_id)) for stage in stages]"
 
 ANSWERS = [
     Wrong(
         what="Copies each stage, and runs the copy.",
-        old=(PARAMETERS, FORWARD),
-        new=(f"{PARAMETERS} if parameter in gradients", "stage.to_here()(x)"),
+        old=FORWARD,
+        new="stage.to_here()(x)",
         told="ran 1 times on its owner, worker0; 3 ranks used it",
     ),
     Wrong(
         what="Sends the input of a stage without its history.",
-        old=(PARAMETERS, "stage, x)"),
-        new=(f"{PARAMETERS} if parameter in gradients", "stage, x.detach())"),
+        old="args=(stage, x)",
+        new="args=(stage, x.detach())",
         told="backward waits for a gradient that nobody sends",
     ),
     Wrong(
@@ -32,6 +31,18 @@ ANSWERS = [
         with dist_autograd.context() as context_id:
         """,
         told="stage 0 ran in no context: forward was called before the context began",
+    ),
+    Wrong(
+        what="Leaves the calls through references as they were found.",
+        old=FORWARD,
+        new="stage.rpc_async().forward(x).wait()",
+        told="or through `stage.rpc_async()`, whose first call for a reference",
+    ),
+    Wrong(
+        what="Leaves the copy of the second stage.",
+        old=FORWARD,
+        new=f"{FORWARD} if stage is not stages[1] else stage.to_here()(x)",
+        told="stage 1 ran 1 times on its owner, worker1; 3 ranks used it",
     ),
     Wrong(
         what="Calls backward of the loss.",
@@ -59,8 +70,8 @@ ANSWERS = [
     ),
     Wrong(
         what="Reads .grad.",
-        old="name: gradients[parameter] for",
-        new="name: parameter.grad for",
+        old="gradients[parameter] for",
+        new="parameter.grad for",
         told="stage 0, gradient of layer.weight is None: nothing is kept in .grad here",
     ),
     Wrong(
