@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler, TensorDataset
 
 
@@ -49,13 +50,17 @@ class RankBatches(Sampler[list]):
         self.rank = rank
         self.ranks = ranks
         self.steps = images // batch_size  # in an epoch
-        self.done = 0  # steps, in all epochs: where to begin
+        self.done = 0  # steps that were handed out, in all epochs; set it when a run goes on
+
+    def __len__(self) -> int:
+        return self.steps - self.done % self.steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, first = divmod(self.done, self.steps)
         generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
         batches = torch.randperm(self.images, generator=generator).split(self.batch_size)
         for batch in batches[first : self.steps]:
+            self.done += 1
             mine = batch[self.rank :: self.ranks].tolist()
             yield [(epoch, image) for image in mine]
 
@@ -84,6 +89,12 @@ class Data(NamedTuple):
     test: Dataset
     classes: int
     known_by: int  # another number: other images. It does not depend on where they lie
+
+    def check_that_all_ranks_have_it(self) -> None:
+        known = [None] * dist.get_world_size()
+        dist.all_gather_object(known, self.known_by)
+        if len(set(known)) > 1:
+            raise DataError("the machines of this job have different images")
 
 
 def digits() -> Data:

@@ -1,11 +1,10 @@
 """Train an image classifier on any number of ranks, and go on after a restart at any moment.
 
-To copy, with lab_10_batches.py, lab_11_checkpointing.py and lab_13_stopping.py. Folders need torchvision.
-
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_train.py --epochs 2
 Written by:  notebooks/10_training_template.ipynb (edit it there)
 
-SIGTERM, SIGINT and SIGHUP, to a rank or to torchrun, and SIGUSR1 to a rank make all ranks save and leave.
+To copy, with lab_10_batches.py, lab_11_checkpointing.py and lab_13_stopping.py. Folders need torchvision.
+SIGTERM, SIGINT, SIGHUP to torchrun or a rank, SIGUSR1 to a rank: all save and leave, but end an evaluation.
 Exit codes of a rank: 0 done, 1 a failure, 2 refused, 75 saved and left; the same command goes on from there.
 """
 
@@ -31,10 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 from torch.utils.flop_counter import FlopCounterMode
 
-# When a run goes on, these options may differ: they do not decide what is learnt,
+# When a run goes on, FREE options may differ, and with --allow-changes the CHANGEABLE ones; no others.
 FREE = {"allow_changes", "checkpoints", "data", "device", "evaluate", "keep", "log_every", "peak_tflops"}
 FREE |= {"save_every", "timeout", "workers"}
-# and these may with --allow-changes. All others must be as they were, and the images, wherever they lie.
 CHANGEABLE = {"clip", "compile", "epochs", "images", "lr", "micro_batch", "warm_up", "weight_decay"}
 
 
@@ -150,10 +148,9 @@ class Trainer:
         self.ddp = DistributedDataParallel(model.train(), device_ids=where, gradient_as_bucket_view=True)
         if options.compile:
             self.ddp.compile()  # in place, so that names of parameters stay as they are
-        groups = [  # norms and biases, of one dimension, do not decay
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": options.weight_decay},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim <= 1]  # norms and biases, which do not decay
+        groups = [{"params": matrices}, {"params": others}]
         if options.optimizer == "adamw":
             self.optimizer = torch.optim.AdamW(groups, options.lr)
         else:
@@ -179,8 +176,8 @@ class Trainer:
         """One optimizer step on this rank's part of a global batch."""
         batch_size = self.options.batch_size
         torch.manual_seed(seed_of(self.options.seed, "noise", self.step, self.ranks.rank))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+        for group, decay in zip(self.optimizer.param_groups, (self.options.weight_decay, 0.0), strict=True):
+            group.update(lr=self.learning_rate(), weight_decay=decay)  # resume has restored the old ones
         largest_share = math.ceil(batch_size / self.ranks.size)
         pieces = math.ceil(largest_share / (self.options.micro_batch or largest_share))  # equal on all ranks
         micro_batches = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
@@ -198,12 +195,13 @@ class Trainer:
         self.step += 1
 
     def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers: DDP has done so before the last forward pass, not after it."""
+        """Give all ranks rank 0's buffers: forward passes since DDP did so have made them differ."""
         for buffer in self.ddp.module.buffers():
             dist.broadcast(buffer, src=0)
 
     def is_finite(self) -> bool:
-        return bool(torch.stack([p.isfinite().all() for p in self.ddp.parameters()]).all())
+        finite = torch.stack([p.isfinite().all() for p in self.ddp.parameters()]).all()
+        return bool(finite) and self.scaler.get_scale() >= 1  # less: fp16 has skipped many steps in a row
 
     @torch.inference_mode()
     def evaluate(self, loader: DataLoader) -> tuple[float, int]:
@@ -239,13 +237,13 @@ class Trainer:
         line = {"step": self.step, "loss": round(loss, 6), "lr": round(rate, 6)}
         line["gradient_norm"] = round(self.gradient_norm.item(), 4)
         line |= {"images/s": round(speed, 1), "tflops_per_rank": float(f"{tflops:.3g}")}
-        if self.options.peak_tflops:
-            line["mfu"] = round(tflops / self.options.peak_tflops, 4)
+        line |= {"mfu": round(tflops / self.options.peak_tflops, 4)} if self.options.peak_tflops else {}
         self.say(line)
         self.begin_log()
 
-    def say(self, line: dict) -> None:
+    def say(self, line: dict[str, float]) -> None:
         if self.ranks.rank == 0:
+            line = {name: value if math.isfinite(value) else None for name, value in line.items()}
             print(json.dumps(line), flush=True)
 
 
@@ -253,22 +251,24 @@ def open_checkpoints(trainer: Trainer, data: Data) -> Checkpoints:
     options = trainer.options
     settings = {name: value for name, value in vars(options).items() if name not in FREE}
     settings["images"] = data.known_by  # not --data: they may lie elsewhere in the next job
-    state = (trainer.ddp, trainer.optimizer, {"scaler": trainer.scaler})
-    rules = (options.keep, CHANGEABLE if options.allow_changes else frozenset(), options.evaluate)
-    return Checkpoints(options.checkpoints, settings, trainer.new_group(), *state, *rules)
+    state = {"model": trainer.ddp, "optimizer": trainer.optimizer, "more": {"scaler": trainer.scaler}}
+    allowed = CHANGEABLE if options.allow_changes else frozenset()
+    rules = {"keep": options.keep, "may_change": allowed, "only_read": options.evaluate}
+    return Checkpoints(options.checkpoints, settings, trainer.new_group(), **state, **rules)
 
 
 def train(options: argparse.Namespace) -> int:
     """Train to the end, or to a signal; return the exit code."""
     ranks = join(options)
     data = digits() if options.data == "digits" else images_of(Path(options.data), options.side)
+    data.check_that_all_ranks_have_it()
     to_train, to_test = loaders(data, options, ranks)
     trainer = Trainer(data, options, ranks, steps_of_epoch=to_train.batch_sampler.steps)
     checkpoints = open_checkpoints(trainer, data) if options.checkpoints else None
     if checkpoints:
         trainer.step = checkpoints.resume()
     if options.evaluate and not trainer.step:
-        raise Refused(f"--evaluate: there is no checkpoint in {options.checkpoints}")
+        raise Refused("--evaluate: --checkpoints must name a folder with a checkpoint")
     if trainer.step and (options.evaluate or trainer.step % trainer.steps_of_epoch == 0):
         trainer.evaluate(to_test)  # the run may have ended before it
     if options.evaluate:
@@ -284,20 +284,20 @@ def train(options: argparse.Namespace) -> int:
         return 1
     if stopped:
         trainer.say({"stopped after step": trainer.step, "saved": checkpoints is not None})
-    return SAVED_AND_LEFT if stopped else 0
+        return SAVED_AND_LEFT if checkpoints else 1
+    return 0
 
 
 def train_epoch(trainer: Trainer, loader: DataLoader, saver: Checkpoints | None, stop: StopSign) -> bool:
     """Train from the next step to the end of its epoch. True if a signal came before."""
-    options = trainer.options
     loader.batch_sampler.done = trainer.step
     trainer.begin_log()
     for images, labels in loader:
         trainer.train_step(images, labels)
         stopped = stop.seen_by_all()
         is_last = stopped or trainer.step == trainer.steps
-        is_saved = is_last or trainer.step % (options.save_every or trainer.steps_of_epoch) == 0
-        is_logged = is_last or trainer.step % options.log_every == 0
+        is_saved = is_last or trainer.step % (trainer.options.save_every or trainer.steps_of_epoch) == 0
+        is_logged = is_last or trainer.step % trainer.options.log_every == 0
         if (is_saved or is_logged) and not trainer.is_finite():
             if saver:
                 saver.wait()  # for the checkpoint of an earlier step

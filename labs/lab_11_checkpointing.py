@@ -1,6 +1,4 @@
-"""Checkpoints that survive a kill at any moment and notice damage, to copy into any training loop.
-
-A module, which needs torch. ``lab_11_loop.py`` is a loop that uses it.
+"""Checkpoints that survive a kill at any moment and notice damage; to copy into any loop, as lab_11_loop.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_loop.py
 Written by:  notebooks/11_checkpoints.ipynb (edit it there)
@@ -23,12 +21,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
 COMPLETE = re.compile(r"step_\d{8,}")  # the name of a checkpoint that is complete
-MISSING = "is missing"
-DAMAGED = "does not match its checksum"
+MISSING, DAMAGED = "is missing", "does not match its checksum"
 PATIENCE_S = 60.0  # with a file that cannot be read: NFS may show it after so long, see acdirmax in nfs(5)
 AGAIN_S = 5.0  # between the two tries of the last save
 
@@ -85,8 +82,7 @@ def sum_of_record(record: dict) -> str:
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
-def sync_to_disk(path: Path) -> None:
-    """Have a file, or the names in a folder, survive a power failure."""
+def sync_to_disk(path: Path) -> None:  # so that a file, or names in a folder, survive a power failure
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -116,7 +112,7 @@ def remove_old(newest: Path, keep: int) -> None:
 class Checkpoints:
     """Folders ``step_00000120`` in ``folder``. A folder of that name is complete, whatever happened.
 
-    All ranks call all methods, and get the same answer or ``Refused``. Of what differs by rank one is saved.
+    All ranks call all methods, and get the same answer or ``Refused``. What differs by rank is saved once.
     """
 
     folder: Path
@@ -130,6 +126,7 @@ class Checkpoints:
     only_read: bool = False  # take no lock, write nothing
 
     def __post_init__(self) -> None:
+        assert not self.more.keys() & {"model", "optimizer"}, "more: choose other names"
         self.settings = json.loads(json.dumps(self.settings))
         self.step = 0  # of the newest checkpoint that is complete or under way
         self.under_way = None
@@ -151,7 +148,7 @@ class Checkpoints:
         return outcome[0]
 
     def take_folder(self) -> None:
-        """Lock the folder until this process ends, however it ends; remove what a killed run has left."""
+        """Lock the folder, once in a process, until that ends; remove what a killed run has left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = (self.folder / ".lock").open("a")
         try:
@@ -208,10 +205,7 @@ class Checkpoints:
         return not self.failure
 
     def resume(self) -> int:
-        """Load the newest whole checkpoint, on any number of ranks; return its step, 0 if there is none.
-
-        If a file is damaged or missing, that is the one before. Any other error is no damage: ``Refused``.
-        """
+        """Load the newest checkpoint whose files are all whole; return its step, 0 if there is none."""
         damaged = []
         checkpoints = self.on_rank_0(complete_in, self.folder)
         for checkpoint in checkpoints:
@@ -257,13 +251,18 @@ class Checkpoints:
             raise Refused(f"{name} has other settings: {', '.join(told)}; allow them, or use another folder")
 
     def load(self, checkpoint: Path) -> None:
+        self.optimizer.zero_grad()  # with gradients, get_state_dict leaves the optimizer's state out
         state = self.state()
         try:
+            saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+            known = {name.rpartition(".")[0] for name in saved}  # a parameter without gradients has no state
+            all_of = state["optimizer"]["state"].items()
+            state["optimizer"]["state"] = {n: of for n, of in all_of if f"optimizer.state.{n}" in known}
             dcp.load(state, checkpoint_id=checkpoint, process_group=self.group)
         except dcp.api.CheckpointException as error:
             raise Refused(f"{checkpoint.name} is whole, and cannot be loaded: {last_line(error)}") from None
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **parts)
+        set_state_dict(self.model, self.optimizer, **parts, options=StateDictOptions(strict=False))
         self.step = int(checkpoint.name[5:])
 
     def go_on_from(self, checkpoint: Path, damaged: list[Path]) -> None:

@@ -109,8 +109,9 @@ def run_rank(main: Callable[[], int], refused: tuple[type[Exception], ...]) -> i
         else:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun ends all ranks when one has ended
             time.sleep(FIRST_SAYS_S)
+            print(error, file=sys.stderr)  # the first has not said it
     except Exception:
-        traceback.print_exc(limit=4, chain=False)  # down to the line here; torch's own frames say little
+        traceback.print_exc()
         leave_failed()
     if dist.is_initialized():
         dist.destroy_process_group()

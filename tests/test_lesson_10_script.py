@@ -68,7 +68,7 @@ def lines_of(done: Done) -> list[dict]:
         (("--epochs", "0"), "--epochs must be a number from 1, not 0"),
         (("--lr", "nan"), "--lr must be a number from 0, not nan"),
         (("--device", "cuda"), "2 ranks but 0 GPU(s) on this machine: start as many, or --device cpu"),
-        (("--evaluate",), "--evaluate: there is no checkpoint in None"),
+        (("--evaluate",), "--evaluate: --checkpoints must name a folder with a checkpoint"),
         (("--batch-size", "1"), "a batch must have 2 (the ranks) to 1437 images, not 1"),
         (("--data", "nowhere"), "nowhere is no folder with train/CLASS/*.png and test/CLASS/*.png"),
         (("--model", "resnet"), "--model resnet: no classifier of torchvision, or --data is no folder"),
@@ -154,14 +154,16 @@ def test_a_run_that_goes_on_with_other_ranks_equals_the_unbroken_one(tmp_path: P
 def test_the_learning_rate_and_the_epochs_may_change_on_request(tmp_path: Path):
     saving = ("--save-every", "29", "--checkpoints", tmp_path)
     assert warm_torchrun(TRAIN, "--epochs", "1", *saving, ranks=1).returncode == 0
-    changed = ("--epochs", "2", "--lr", "0.01")
+    changed = ("--epochs", "2", "--lr", "0.01", "--weight-decay", "0.9")
     refused = warm_torchrun(TRAIN, *changed, *saving, ranks=1)
     assert refused.returncode == 2
-    assert "epochs 2 (was 1), lr 0.01 (was 0.1); allow them, or use another folder" in refused.stdout
+    assert "epochs 2 (was 1), lr 0.01 (was 0.1), weight_decay 0.9 (was 0.0001); allow them," in refused.stdout
     done = warm_torchrun(TRAIN, *changed, "--allow-changes", *saving, ranks=1)
     assert done.returncode == 0, done.stdout
     assert [line["epoch"] for line in lines_of(done) if "epoch" in line] == [1, 2]
     assert complete(tmp_path) == ["step_00000029", "step_00000058"]
+    first, last = (state_in(tmp_path / name)["model"]["8.weight"].norm() for name in complete(tmp_path))
+    assert last < 0.95 * first  # a decay of 0.0001 leaves more than 0.99 of it
     tested = warm_torchrun(TRAIN, *changed, "--evaluate", *saving, ranks=2)
     assert [line for line in lines_of(tested) if "epoch" in line] == lines_of(done)[-1:]
 

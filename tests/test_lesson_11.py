@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from labs.lab_11_checkpointing import Checkpoints
 from shared.runtime.errors import InputError
 from shared.training import checkpoint
 from shared.training.checkpoint import load_checkpoint, save_atomically
@@ -53,3 +56,41 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line(path: Path, change, expe
     with pytest.raises(InputError) as caught:
         load_checkpoint(path)
     assert str(caught.value) == expected
+
+
+class HalfUsed(nn.Module):
+    """Its second layer never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(3, 3)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def checkpoints_of(model: nn.Module, folder: Path) -> Checkpoints:
+    return Checkpoints(
+        folder, {}, dist.new_group(backend="gloo"), model, torch.optim.AdamW(model.parameters())
+    )
+
+
+def test_the_optimizer_is_restored_with_gradients_about_and_a_layer_that_never_had_one(tmp_path: Path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        saver = checkpoints_of(HalfUsed(), tmp_path)
+        for _ in range(3):
+            saver.model(torch.ones(2, 3)).sum().backward()
+            saver.optimizer.step()
+        assert saver.finish(3)
+        saver.lock.close()
+        resumed = checkpoints_of(HalfUsed(), tmp_path)
+        resumed.model(torch.ones(2, 3)).sum().backward()
+        assert resumed.resume() == 3
+        saved, ours = (one.optimizer.state_dict()["state"] for one in (saver, resumed))
+        assert saved.keys() == ours.keys() == {0, 1}
+        for number, state in saved.items():
+            assert torch.equal(state["exp_avg"], ours[number]["exp_avg"])
+    finally:
+        dist.destroy_process_group()
