@@ -26,14 +26,11 @@ def stay_on_loopback() -> None:
         os.environ.setdefault("TP_SOCKET_IFNAME", names[0])
 
 
-def start_workers(
-    group: Group, *, timeout_s: float = 20.0, threads: int = 8, tcp_only: bool = False
-) -> list[str]:
+def start_workers(group: Group, *, timeout_s: float = 20.0, tcp_only: bool = False) -> list[str]:
     """Become ``worker{rank}``; return the names of all workers in rank order. Collective.
 
     Args:
         timeout_s: seconds that a call may take.
-        threads: how many calls a worker runs at the same time.
         tcp_only: send all through sockets, where ``shared.comm.kernel.wire_bytes`` sees it.
 
     Raises:
@@ -41,7 +38,7 @@ def start_workers(
     """
     stay_on_loopback()
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=threads, rpc_timeout=timeout_s, **(TCP_ONLY if tcp_only else {})
+        num_worker_threads=8, rpc_timeout=timeout_s, **(TCP_ONLY if tcp_only else {})
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", OUR_GROUP_WARNING)

@@ -46,20 +46,20 @@ ANSWERS = [
     ),
     Wrong(
         what="Calls backward of the loss.",
-        old="dist_autograd.backward(context_id, [loss])",
+        old="\ndist_autograd.backward(context_id, [loss])",
         new="loss.backward()",
         told="loss.backward() cannot cross processes",
     ),
     Wrong(
         what="Sums over the batch.",
-        old="cross_entropy(x, y",
-        new='cross_entropy(x, y, reduction="sum"',
+        old="\nloss = F.cross_entropy(x, y)",
+        new='loss = F.cross_entropy(x, y, reduction="sum")',
         told="that is the sum over the batch, not the mean",
     ),
     Wrong(
         what="Returns the loss as a tensor.",
-        old="loss.item()",
-        new="loss.detach()",
+        old="\nreturn loss.item(), grads",
+        new="return loss.detach(), grads",
         told="the loss is of type Tensor, expected a float: loss.item()",
     ),
     Wrong(
@@ -76,7 +76,7 @@ ANSWERS = [
     ),
     Wrong(
         what="Backward starts at the sum.",
-        old="dist_autograd.backward(context_id, [loss])",
+        old="\ndist_autograd.backward(context_id, [loss])",
         new="dist_autograd.backward(context_id, [7 * loss])",
         told="stage 0, gradient of layer.weight is 7 times that of one process",
     ),
