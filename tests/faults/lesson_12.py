@@ -56,7 +56,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="12_batches",
-        old="range(0, len(batches) - RANKS + 1, RANKS)",
+        old="range(0, len(batches), RANKS)",
         new="range(0, len(batches) - RANKS + 1)",
         told="8 sequences: uses ",
         ranks=0,
