@@ -55,7 +55,7 @@ def average_flat(model: nn.Module) -> None:
     The gradients are copied into one flat buffer, which takes as much memory again, and back. All of
     them must have one dtype and one device.
     """
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     flat = flattened(gradients)
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
