@@ -4,7 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_train.py --epo
 Written by:  notebooks/10_training_template.ipynb (edit it there)
 
 To copy, with lab_10_batches.py, lab_11_checkpointing.py and lab_13_stopping.py. Folders need torchvision.
-SIGTERM, SIGINT, SIGHUP to torchrun or a rank, SIGUSR1 to a rank: all save and leave, but end an evaluation.
+SIGTERM, SIGINT, SIGHUP to torchrun or a rank, SIGUSR1 to a rank: all save, and leave (after an evaluation).
 Exit codes of a rank: 0 done, 1 a failure, 2 refused, 75 saved and left; the same command goes on from there.
 """
 
@@ -42,7 +42,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", default="digits", help="digits, or a folder with train/CLASS/ and test/CLASS/")
     add("--side", type=int, default=64, help="height and width of the images of a folder")
-    add("--model", default="convnet", help="convnet, or the name of a classifier of torchvision")
+    add("--model", default="convnet", help="convnet, or a torchvision classifier with one output")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: GPUs, if there are any")
     add("--epochs", type=int, default=6, help="how often each image is used")
     add("--batch-size", type=int, default=48, help="images per step, of all ranks together")
@@ -200,7 +200,8 @@ class Trainer:
             dist.broadcast(buffer, src=0)
 
     def is_finite(self) -> bool:
-        finite = torch.stack([p.isfinite().all() for p in self.ddp.parameters()]).all()
+        self.share_buffers()  # or the ranks might differ in their answers
+        finite = torch.stack([t.isfinite().all() for t in self.ddp.module.state_dict().values()]).all()
         return bool(finite) and self.scaler.get_scale() >= 1  # less: fp16 has skipped many steps in a row
 
     @torch.inference_mode()
@@ -301,11 +302,10 @@ def train_epoch(trainer: Trainer, loader: DataLoader, saver: Checkpoints | None,
         if (is_saved or is_logged) and not trainer.is_finite():
             if saver:
                 saver.wait()  # for the checkpoint of an earlier step
-            raise Refused(f"step {trainer.step}: the loss is not finite; try a lower --lr")
+            raise Refused(f"step {trainer.step}: the loss or the model is not finite; try a lower --lr")
         if is_logged:
             trainer.log()
         if saver and is_saved:
-            trainer.share_buffers()
             saver.save(trainer.step)
         if stopped:
             return True

@@ -31,7 +31,7 @@ AGAIN_S = 5.0  # between the two tries of the last save
 
 
 class Refused(Exception):
-    """Something that the one who started the run can mend; its text says how."""
+    """Something that whoever started the run can fix; its text says how."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Checkpoints:
         self.lock = (self.folder / ".lock").open("a")
         try:
             fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             raise Refused(f"another job saves in {self.folder}; use another folder") from None
         except OSError as error:  # a file system without locks
             print(f"{self.lock.name}: {error}; start no second job in that folder", file=sys.stderr)
@@ -175,7 +175,7 @@ class Checkpoints:
         return {"model": of_model, "optimizer": of_optimizer, **self.more}
 
     def wait(self) -> bool:
-        """Wait for the save under way. False if the last one has failed; the first of several is told."""
+        """Wait for the save under way. False if the last has failed; of several, the first is reported."""
         if self.under_way is not None:
             try:
                 self.under_way.result()
@@ -185,8 +185,7 @@ class Checkpoints:
                 if dist.get_rank() == 0:
                     shutil.rmtree(part, ignore_errors=True)
                 if dist.get_rank() == 0 and not self.failure:
-                    free = f"{shutil.disk_usage(self.folder).free:,} bytes are free there"
-                    print(f"{part.stem} was not saved: {last_line(error)}; {free}", file=sys.stderr)
+                    print(f"{part.stem} was not saved: {last_line(error)}", file=sys.stderr)
                 self.failure = last_line(error)
                 self.step = 0
             self.under_way = None
@@ -255,6 +254,8 @@ class Checkpoints:
         state = self.state()
         try:
             saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+            if gone := [n for n in saved if n[:6] == "model." and n[6:] not in state["model"]]:
+                raise Refused(f"{checkpoint.name} has {gone[0]}, which this model does not have")
             known = {name.rpartition(".")[0] for name in saved}  # a parameter without gradients has no state
             all_of = state["optimizer"]["state"].items()
             state["optimizer"]["state"] = {n: of for n, of in all_of if f"optimizer.state.{n}" in known}
@@ -279,7 +280,7 @@ def attempt(read: Callable, file: Path, end: float) -> tuple[object, str]:
     while True:
         try:
             return read(file), ""
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None, DAMAGED
         except OSError as error:
             problem = MISSING if isinstance(error, FileNotFoundError) else str(error)

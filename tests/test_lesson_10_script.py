@@ -101,7 +101,7 @@ def test_a_machine_without_a_gpu_beside_one_with_gpus_is_an_error():
 def test_a_learning_rate_that_is_too_high_is_told_in_one_line():
     done = warm_torchrun(TRAIN, "--lr", "1e30", "--clip", "0", "--warm-up", "0", "--log-every", "2")
     assert done.returncode == 2, done.stdout
-    assert "the loss is not finite; try a lower --lr" in done.stdout
+    assert "the loss or the model is not finite; try a lower --lr" in done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -331,11 +331,11 @@ def test_what_is_not_a_number_is_not_saved(tmp_path: Path):
     options = ("--lr", "1e20", "--clip", "0", "--warm-up", "0", "--save-every", "4", "--log-every", "100")
     done = warm_torchrun(TRAIN, *options, "--checkpoints", tmp_path)
     assert done.returncode == 2, done.stdout
-    assert "step 4: the loss is not finite; try a lower --lr" in done.stdout
+    assert "step 4: the loss or the model is not finite; try a lower --lr" in done.stdout
     assert complete(tmp_path) == []
     done = warm_torchrun(TRAIN, "--epochs", "1", *options[:-1], "1000", "--save-every", "1000")
     assert done.returncode == 2  # it is seen at the end at the latest
-    assert "step 29: the loss is not finite" in done.stdout
+    assert "step 29: the loss or the model is not finite" in done.stdout
 
 
 def test_the_scale_of_fp16_is_saved_and_the_newest_are_kept(tmp_path: Path):
@@ -443,7 +443,7 @@ def test_a_full_disk_is_told_once_and_at_the_end_what_is_lost(tmp_path: Path):
     done = command("bash", "-c", script)
     assert done.returncode == 1, done.stdout
     first, last = told_of(done)
-    assert first.startswith("step_00000029 was not saved: ") and first.endswith(" bytes are free there")
+    assert first.startswith("step_00000029 was not saved: ")
     assert last.startswith("step_00000087 was not saved in two tries, and all since the start is lost: ")
     assert [line["epoch"] for line in lines_of(done) if "epoch" in line] == [1, 2, 3]
     assert complete(folder) == []
@@ -465,7 +465,7 @@ def test_the_last_save_is_tried_again(tmp_path: Path):
     done = warm_torchrun(CHANGED, FULL_ONCE, "--epochs=2", f"--checkpoints={tmp_path}", PYTHONPATH=LABS)
     assert done.returncode == 0, done.stdout
     [line] = told_of(done)
-    assert line.startswith("step_00000058 was not saved: OSError: [Errno 28] No space left on device; ")
+    assert line.startswith("step_00000058 was not saved: OSError: [Errno 28] No space left on device")
     assert complete(tmp_path) == ["step_00000029", "step_00000058"]
 
 
