@@ -173,7 +173,7 @@ TASKS = SimpleQueue()  # what others have asked this rank to do
 def ask(task: str, *arguments: object) -> torch.futures.Future:
     """To be called from elsewhere: leave a task for the main thread. The caller's future gets its result.
 
-    So all communication of a generator comes from one thread. The order is the caller's only because it waits for each round.
+    So a generator communicates in one thread only, in the order of calls whose caller waits for each round.
     """
     answer = torch.futures.Future()
     TASKS.put((answer, task, arguments))
