@@ -18,6 +18,7 @@ KNOWN = {
     "lab_16_executor": {"ignores"},
 }
 NOT_WATCHED = {
+    "lab_11_loop": "an example with gloo, which saves where it is started",
     "lab_13_restart": "kills a rank and is started again by torchrun",
 }
 WATCHED = [lab for lab in PLAIN_LABS if lab.stem not in NOT_WATCHED and starts_with_torchrun(lab)]
