@@ -134,7 +134,7 @@ CASES = {
     ),
     "other_order": Case(
         "hang",
-        (r"Rank 2 waits in (new_group|all_reduce.* group 1 \(ranks 1 and 2\)): cases\.py",),
+        (r"Rank 2 waits in (new_group|barrier|all_reduce.* group 1 \(ranks 1 and 2\)).*: cases\.py",),
         (*LOOSE, r"Rank 2[^\n]*\(ranks 0 and 1\)"),
         ranks=3,
     ),

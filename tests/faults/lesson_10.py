@@ -29,7 +29,7 @@ FAULTS: list[Fault] = [
         lab="10_train",
         old="loss = F.cross_entropy(",
         new="loss = -F.cross_entropy(",
-        told="the loss is not finite; try a lower --lr",
+        told="the loss or the model is not finite; try a lower --lr",
         arguments=("--lr", "10", "--clip", "0"),
     ),
     Fault(
