@@ -120,7 +120,7 @@ def disk_is_full(one: Run, folder: Path, ranks: script.Ranks) -> None:
     with writer(fail_on_the_last_rank), contextlib.redirect_stderr(stderr):
         one.save()
         saved = one.checkpoints.wait()
-    print_on_rank_0(stderr.getvalue().partition(";")[0])  # then follow the bytes that are free
+    print_on_rank_0(stderr.getvalue().strip())
     expect("saved on a full disk", saved, False)
     expect("what lies there", names(folder), ["step_00000002"])
     one.steps(1)
