@@ -11,16 +11,10 @@ import nbformat
 
 from shared.tools import diffs
 from shared.tools.course import part_of
-from shared.tools.folding import is_folded
+from shared.tools.folding import SCRIPT, is_folded
 from shared.tools.lessons import HEADER, ROOT, WRITEFILE, Lesson, read_lessons
 
 NOTEBOOKS = ROOT / "notebooks"
-SCRIPTS = (  # pages link to them
-    "labs/lab_10_train.py",
-    "labs/lab_10_batches.py",
-    "labs/lab_11_checkpointing.py",
-    "labs/lab_13_stopping.py",
-)
 FILES = ("LICENSE", "CHANGELOG.md", "CONTRIBUTING.md")
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
 DOORS = """{.doors}
@@ -72,7 +66,7 @@ def write_pages(root: Path, target: Path) -> None:
     pages = {"index.md": landing_page(readme) + contents(lessons)}
     for name in FILES:
         copy(root / name, target)
-    for name in SCRIPTS:
+    for name in sorted(SCRIPT):  # pages link to them
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         copy(root / name, target / name)
     for page in sorted((root / "notebooks").glob("*.md")):

@@ -80,7 +80,8 @@ def main() -> None:
     ring_all_reduce(x)
     off = (x - expected).abs().max().item()
     assert off < 1e-12, f"the ring is off by {off:.1e}"  # sums in another order round differently
-    digest = (x.view(torch.int64) * torch.arange(1, len(x) + 1, device=device)).sum()  # of all bits
+    odd = 2 * torch.arange(len(x), device=device) + 1  # so that each single bit counts
+    digest = (x.view(torch.int64) * odd).sum()
     of_rank_0 = digest.clone()
     dist.broadcast(of_rank_0, src=0)
     assert digest == of_rank_0, "the ranks hold different bits"

@@ -50,7 +50,9 @@ class RankBatches(Sampler[list]):
         self.rank = rank
         self.ranks = ranks
         self.steps = images // batch_size  # in an epoch
-        self.done = 0  # steps that were handed out, in all epochs; set it when a run goes on
+        self.done = (
+            0  # steps handed out, in all epochs. Workers run ahead: count your own, and set it from that
+        )
 
     def __len__(self) -> int:
         return self.steps - self.done % self.steps
@@ -121,7 +123,7 @@ def images_of(folder: Path, side: int) -> Data:
     try:
         train = ImageFolder(folder / "train", transforms.Compose(cut))
         test = ImageFolder(folder / "test", transforms.Compose(cut))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{folder} is no folder with train/CLASS/*.png and test/CLASS/*.png") from None
     if train.classes != test.classes:
         raise DataError(f"{folder.name}: train has the classes {train.classes}, test has {test.classes}")

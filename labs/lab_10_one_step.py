@@ -68,11 +68,18 @@ def order_of_images(data: script.Data, ranks: script.Ranks, cfg: Config) -> None
         raise CourseError("two epochs have the same order")
     if batches_of(data, options, alone, first=7) != expected[7:]:
         raise CourseError("an epoch that begins in its middle takes other images")
+    sampler = script.RankBatches(len(data.train), cfg.batch, 0, 0, 1)
+    once, again = ([[index for _, index in batch] for batch in sampler] for _ in range(2))
+    if once == again:
+        raise CourseError("a loop that goes through it twice takes the first epoch twice")
     print_on_rank_0("on 1 to 8 ranks a step takes the images that one process takes, from any step on")
 
 
-def joined_steps(data: script.Data, ranks: script.Ranks, cfg: Config) -> nn.Module:
-    """The single-process truth: plain PyTorch on the joined batches. Returns the model."""
+Parameters = list[tuple[str, torch.Tensor]]
+
+
+def joined_steps(data: script.Data, ranks: script.Ranks, cfg: Config) -> list[Parameters]:
+    """The single-process truth: plain PyTorch on the joined batches. The parameters after each step."""
     trainer = trainer_of(data, ranks, cfg, "--float64")
     options = trainer.options
     model = script.build(data, options, ranks)
@@ -82,43 +89,47 @@ def joined_steps(data: script.Data, ranks: script.Ranks, cfg: Config) -> nn.Modu
     ]
     optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9)
     indices = batches_of(data, options, ranks._replace(rank=0, size=1))
+    after = []
     for step in range(cfg.steps):
         trainer.step = step
         for group in groups:
-            group["lr"] = trainer.learning_rate()
+            group["lr"] = (0.05, 0.1, 0.1)[step]  # 2 steps of warm-up, then a cosine that begins at 0.1
         images, labels = data.train[indices[step]]
         loss = F.cross_entropy(model(images.to(ranks.device).double()), labels.to(ranks.device))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-    return model
+        after.append([(name, value.clone()) for name, value in parameters(model)])
+    return after
 
 
 def take_steps(
-    trainer: script.Trainer, data: script.Data, ranks: script.Ranks, cfg: Config
+    name: str, trainer: script.Trainer, data: script.Data, expected: list[Parameters], cfg: Config
 ) -> tuple[dict[str, int], int]:
-    """The script's steps on this rank's part; what the last one communicates: {kind: calls}, and bytes.
+    """The script's steps on this rank's part, compared one by one with ``expected``.
 
-    (In the first one DDP also learns in which order gradients come, and tells all ranks.)
+    Returns what the last one communicates: {kind: calls}, and bytes. (In the first one DDP also learns in
+    which order gradients come, and tells all ranks.)
     """
-    indices = batches_of(data, trainer.options, ranks)
-    for step in range(cfg.steps):
+    indices = batches_of(data, trainer.options, trainer.ranks)
+    for step, expected_now in enumerate(expected):
         images, labels = data.train[indices[step]]
         with record() as log:
             trainer.train_step(images, labels)
+        now = parameters(trainer.ddp)
+        assert_same_on_every_rank(name, now)
+        assert_all_equal(f"{name}, step {step + 1}:", now, expected_now, cfg.tolerance)
     return dict(log.counts()), log.bytes()
 
 
 def same_as_one_process(data: script.Data, ranks: script.Ranks, cfg: Config) -> None:
     """With and without accumulation: the parameters, and what a step communicates."""
     expected = joined_steps(data, ranks, cfg)
-    model_bytes = sum(8 * p.numel() for p in expected.parameters())
+    model_bytes = sum(8 * value.numel() for _, value in expected[-1])
     for name, more in {"whole": (), "in micro-batches": ("--micro-batch", str(cfg.micro_batch))}.items():
         trainer = trainer_of(data, ranks, cfg, "--float64", *more)
-        calls, size = take_steps(trainer, data, ranks, cfg)
-        assert_same_on_every_rank(name, parameters(trainer.ddp))
-        assert_all_equal(name, parameters(trainer.ddp), parameters(expected), cfg.tolerance)
+        calls, size = take_steps(name, trainer, data, expected, cfg)
         if calls != {"all_reduce": 1} or size != model_bytes:
             raise CourseError(f"{name}: a step communicates by {calls}, {size:,} bytes")
         print_on_rank_0(f"{name}: equal to one process; a step has 1 all-reduce, of {model_bytes:,} bytes")

@@ -19,7 +19,10 @@ def padded(lengths: list[int]) -> int:
 
 
 def steps_of(lengths: list[int], size: Callable, most: int, pool: int, epoch: int) -> list[list[list[int]]]:
-    """Indices of sequences by step and rank; equal on all ranks, as the epoch and the lengths are."""
+    """Indices of sequences by step and rank; equal on all ranks, as the epoch and the lengths are.
+
+    A single sequence over ``most`` is a batch of its own. Up to RANKS - 1 batches are left out.
+    """
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(len(lengths), generator=generator).tolist()
     pools = [order[start : start + pool] for start in range(0, len(order), pool)]

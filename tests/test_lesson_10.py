@@ -11,6 +11,7 @@ from shared.lesson_10 import diffs
 from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.runtime.errors import InputError
 from shared.tools.diffs import coloured, fenced
+from shared.tools.folding import SCRIPT
 from tests.helpers import ROOT, SCRIPTS
 from tests.launch import Job, run_job, warm_torchrun
 
@@ -58,12 +59,9 @@ def test_a_difference_that_does_not_fit_is_found(text: str, expected: str):
         diffs.apply(text, diffs.difference("a\nb\nc\n", "a\nx\nc\n"))
 
 
-SCRIPT = ("10_train", "10_batches", "11_checkpointing", "13_stopping")
-
-
 @pytest.mark.parametrize("lesson", ["10_training_template", "11_checkpoints", "13_elastic"])
 def test_excerpts_of_the_script_are_what_its_files_say(lesson: str):
-    files = "".join((ROOT / "labs" / f"lab_{name}.py").read_text(encoding="utf-8") for name in SCRIPT)
+    files = "".join((ROOT / name).read_text(encoding="utf-8") for name in sorted(SCRIPT))
     stripped = "\n".join(line.strip() for line in files.splitlines())
     notebook = nbformat.read(ROOT / "notebooks" / f"{lesson}.ipynb", 4)
     titles = ("### The script to copy", "## A module that does all of this", "### The module behind it")

@@ -17,12 +17,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.helpers import ROOT, SCRIPTS, Done, command, environment, torchrun_command
 from tests.launch import warm_torchrun
+from tests.rules.labs import siblings
 from tests.sleeping_lab import SleepingLab, wait_until
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
-FILES = [
-    ROOT / "labs" / f"lab_{name}.py" for name in ("10_train", "10_batches", "11_checkpointing", "13_stopping")
-]
+FILES = [TRAIN, *siblings(TRAIN)]
 CHANGED = SCRIPTS / "train_with.py"  # its first argument is code
 LABS = str(ROOT / "labs")
 SAVED_AND_LEFT = 75
@@ -513,10 +512,25 @@ def test_a_run_whose_images_have_moved_goes_on_and_with_others_it_is_refused(ima
     done = warm_torchrun(TRAIN, *SMALL, moved, *saved)
     assert done.returncode == 0, done.stdout
     assert "going on from step_00000001" in told_of(done)
-    (moved / "train" / "dark" / "0.png").rename(moved / "train" / "dark" / "9.png")
-    refused = warm_torchrun(TRAIN, *SMALL, moved, *saved)
-    assert refused.returncode == 2
-    assert told_of(refused)[0].startswith("step_00000002 has other settings: images ")
+    first = moved / "train" / "dark" / "0.png"
+    content = first.read_bytes()
+    first.write_bytes((moved / "train" / "light" / "0.png").read_bytes())  # another image, the same name
+    assert_other_images_are_refused(warm_torchrun(TRAIN, *SMALL, moved, *saved))
+    first.write_bytes(content)
+    first.rename(moved / "train" / "dark" / "9.png")
+    assert_other_images_are_refused(warm_torchrun(TRAIN, *SMALL, moved, *saved))
+
+
+def assert_other_images_are_refused(done: Done) -> None:
+    assert done.returncode == 2
+    assert told_of(done)[0].startswith("step_00000002 has other settings: images ")
+
+
+def test_machines_with_different_images_are_refused():
+    code = "script.digits = lambda real=script.digits: real()._replace(known_by=int(os.environ['RANK']))"
+    done = warm_torchrun(CHANGED, code, "--epochs", "1", PYTHONPATH=LABS)
+    assert done.returncode == 2
+    assert "the machines of this job have different images" in done.stdout
 
 
 def test_a_folder_with_other_classes_to_test_is_told_in_one_line(images: Path):

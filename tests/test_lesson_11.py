@@ -1,5 +1,7 @@
 """Checkpoints of `shared`: what is saved is loaded, and each unreadable file is told in one line."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,9 @@ def test_the_optimizer_is_restored_with_gradients_about_and_a_layer_that_never_h
             saver.model(torch.ones(2, 3)).sum().backward()
             saver.optimizer.step()
         assert saver.finish(3)
+        take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        asked = subprocess.run([sys.executable, "-c", take, tmp_path / ".lock"], capture_output=True)
+        assert b"BlockingIOError" in asked.stderr  # another process: this one holds the lock
         saver.lock.close()
         resumed = checkpoints_of(HalfUsed(), tmp_path)
         resumed.model(torch.ones(2, 3)).sum().backward()

@@ -9,7 +9,7 @@ import torch
 from shared.comm.nccl_rules import Issued, verdict
 from tests.helpers import ROOT, SCRIPTS
 from tests.launch import warm_torchrun
-from tests.rules.labs import command_of, exit_code_of, starts_with_torchrun
+from tests.rules.labs import command_of, exit_code_of
 from tests.test_plain_labs import PLAIN_LABS
 
 # What stands in a lesson's text. All other plain labs are as nccl wants them.
@@ -22,7 +22,7 @@ NOT_WATCHED = {
     "lab_11_loop": "an example with gloo, which saves where it is started",
     "lab_13_restart": "kills a rank and is started again by torchrun",
 }
-WATCHED = [lab for lab in PLAIN_LABS if lab.stem not in NOT_WATCHED and starts_with_torchrun(lab)]
+WATCHED = [lab for lab in PLAIN_LABS if lab.stem not in NOT_WATCHED]
 
 
 def call(op: str, rank: int = 0, peer: int | None = None, entry: int = 0, **more: object) -> Issued:

@@ -19,7 +19,7 @@ PLAIN_LABS = [ROOT / name for lesson in read_lessons() for name in lesson.labs i
 # What torchrun itself tells about a rank that has failed and is started again.
 LAUNCHER_SAYS = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic/.*\n", re.MULTILINE)
 MAKES_OPTIMIZERS = re.compile(r"torch\.optim|DistributedDataParallel\(|fully_shard\(")
-ALONE = {"lab_10_one_process", "lab_23_rpc", "lab_24_context"}  # no group of gloo
+ALONE = {"lab_24_context"}  # no group of gloo
 IMPORTS_IT = re.compile(r"torch\.distributed\.(nn\.functional|checkpoint|fsdp)")
 BLOCKED = 'raise ImportError("shared is not there: a plain lab stands alone")\n'
 JOINS_IN_ITS_OWN_WAY = {

@@ -58,8 +58,8 @@ def draw(points: list[Point]) -> Figure:
             axis.vlines(x, min(values), max(values), color="black", linewidth=1, zorder=1)
             look = {"color": COLOURS[number], "markeredgecolor": "black", "markersize": 8}
             label = name(point.kind) if axis is axes[1] else ""
-            all_arrive = axis is axes[0] or None not in point.steps  # else there is no mean
-            mean = sum(values) / len(values) if all_arrive else math.nan
+            no_mean = axis is axes[1] and 0 < point.steps.count(None) < len(point.steps)
+            mean = math.nan if no_mean else sum(values) / len(values)
             axis.plot(x, mean, MARKERS[number], label=label, **look)
         if point.kind in ("PowerSGD", "top-k", "local SGD"):  # DiLoCo has the same H beside it
             place = {"xy": (x, max(steps)), "xytext": (0, 4), "textcoords": "offset points"}

@@ -81,6 +81,12 @@ ANSWERS = [
         told="train hangs:",
     ),
     Wrong(
+        what="Gradients of all steps add up.",
+        old="            optimizer.zero_grad()\n",
+        new="",
+        told="train: the parameters are not those of three steps",
+    ),
+    Wrong(
         what="A bad loss is used.",
         old="if on_all_ranks(bool(loss.isfinite()), device):",
         new="if True:",

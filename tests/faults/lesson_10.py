@@ -51,7 +51,7 @@ FAULTS: list[Fault] = [
         lab="10_train",
         old="loss * self.ranks.size / batch_size",
         new="loss / len(images)",
-        told="whole 0.weight: differs by",
+        told="whole, step 1: 0.weight: differs by",
         run=STEP,
     ),
     Fault(

@@ -1,8 +1,8 @@
 """Rules for labs and exercises.
 
-A *plain* lab is what a reader would copy: torch, torchvision, tqdm and the standard library, no more. The
-first lab of a lesson that torchrun starts is plain. Other labs of the lesson import it and prove it with
-``shared``. A plain lab that fails on purpose says so in a line of its docstring:
+A *plain* lab is what a reader would copy: torch, torchvision and the standard library, no more; it may import
+others of its kind. The first lab of a lesson that torchrun starts is plain. Other labs of the lesson import
+it and prove it with ``shared``. A plain lab that fails on purpose says so in a line of its docstring:
 ``Ends with:   exit code 1``.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from shared.tools.lessons import Lesson, imported_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
-PLAIN = {"torch", "torchvision", "tqdm", *sys.stdlib_module_names}
+PLAIN = {"torch", "torchvision", *sys.stdlib_module_names}
 
 
 def siblings(path: Path) -> list[Path]:

@@ -51,6 +51,7 @@ def main() -> int:
     trainer = script.Trainer(data, options, ranks, steps_of_epoch=2)
     trainer.train_step(images, labels)
     trainer.evaluate(DataLoader(Subset(data.test, indices), batch_size=2))
+    assert trainer.ddp.module.training, "evaluation leaves the model in evaluation mode"
     assert_same_on_every_rank("after evaluation", list(trainer.ddp.module.named_buffers()))
     script.dist.barrier()
     script.dist.destroy_process_group()

@@ -13,7 +13,7 @@ LAYOUTS = [  # {name: rows}, trainers, generators
     ({"q": 12, "k": 4, "v": 4}, 2, 2),
     ({"q": 12, "k": 4, "v": 4}, 3, 2),  # a trainer may hold fewer rows
     ({"q": 12, "k": 8, "v": 8}, 5, 4),  # or none
-    ({"q": 12, "k": 6, "v": 6}, 1, 3),
+    ({"q": 12, "k": 6, "v": 3}, 1, 3),
     ({"q": 12, "k": 6, "v": 6}, 4, 1),
 ]
 Row = tuple[str, int]

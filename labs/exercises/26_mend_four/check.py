@@ -108,6 +108,20 @@ def check_accuracy(answer: ModuleType, meeting: Meeting, group: Group) -> None:
         raise Wrong("accuracy leaves the model in evaluation mode")
 
 
+def after_three_steps(model: nn.Module, batches: list, group: Group) -> nn.Module:
+    """One process makes the steps on the batches that are good on all ranks: numbers 0, 2 and 4."""
+    alone = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for number in (0, 2, 4):
+        x, y = ([torch.empty_like(part) for _ in range(group.world_size)] for part in batches[number])
+        for parts, part in zip((x, y), batches[number], strict=True):
+            dist.all_gather(parts, part)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(alone(torch.cat(x)), torch.cat(y)).backward()
+        optimizer.step()
+    return alone
+
+
 def check_train(answer: ModuleType, meeting: Meeting, group: Group) -> None:
     """Rank r has 6 + r batches. Bad losses: the second and sixth of rank 0, the fourth of the last rank."""
     last = group.world_size - 1
@@ -122,6 +136,7 @@ def check_train(answer: ModuleType, meeting: Meeting, group: Group) -> None:
     torch.manual_seed(26)
     ddp = DistributedDataParallel(nn.Linear(2, 1).to(group.device))
     before = [p.detach().clone() for p in ddp.parameters()]
+    alone = after_three_steps(ddp.module, batches, group)
     steps = meeting.call(answer.train, ddp, torch.optim.SGD(ddp.parameters(), 0.1), batches)
     if not all(p.isfinite().all() for p in ddp.parameters()):
         raise Wrong("train: the parameters are no numbers any more")
@@ -131,6 +146,9 @@ def check_train(answer: ModuleType, meeting: Meeting, group: Group) -> None:
         )
     if all(torch.equal(p, old) for p, old in zip(ddp.parameters(), before, strict=True)):
         raise Wrong("train leaves the parameters as they were")
+    for p, expected in zip(ddp.parameters(), alone.parameters(), strict=True):
+        if not torch.allclose(p, expected, atol=1e-5):
+            raise Wrong("train: the parameters are not those of three steps on all ranks' good batches")
     try:
         assert_same_on_every_rank("parameter", parameters(ddp.module))
     except ParityError as error:
