@@ -50,9 +50,7 @@ class RankBatches(Sampler[list]):
         self.rank = rank
         self.ranks = ranks
         self.steps = images // batch_size  # in an epoch
-        self.done = (
-            0  # steps handed out, in all epochs. Workers run ahead: count your own, and set it from that
-        )
+        self.done = 0  # steps handed out, in all epochs; workers run ahead, so set it from your own count
 
     def __len__(self) -> int:
         return self.steps - self.done % self.steps
