@@ -7,10 +7,11 @@ Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 from dataclasses import dataclass
 from datetime import timedelta
 
+import lab_16_gpipe as by_hand
 import torch
 import torch.distributed as dist
 from lab_16_executor import Pipeline, gpipe, one_f_one_b
-from lab_16_torch import forward_and_backward
+from lab_16_torch import forward_and_backward, schedule_of
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -55,6 +56,20 @@ def batch(rows: int, group: Group, cfg: Config) -> tuple[torch.Tensor, torch.Ten
 
 def mean_of_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
+
+
+def prove_plain_lab(group: Group, cfg: Config) -> None:
+    """lab_16_torch.py leaves the gradients that GPipe by hand leaves in the same layers."""
+    ranks = group.world_size
+    mine = range(by_hand.LAYERS * group.rank // ranks, by_hand.LAYERS * (group.rank + 1) // ranks)
+    ours, theirs = by_hand.layers(mine).to(group.device), by_hand.layers(mine).to(group.device)
+    torch.manual_seed(16)
+    x = torch.randn(by_hand.ROWS, by_hand.WIDTH, dtype=torch.float64).to(group.device)
+    labels = torch.randint(by_hand.WIDTH, (by_hand.ROWS,)).to(group.device)
+    number = by_hand.MICRO_BATCHES
+    by_hand.gpipe(ours, list(x.chunk(number)), list(labels.chunk(number)))
+    forward_and_backward(schedule_of(theirs, group.device), x, labels)
+    assert_all_equal("lab_16_torch", gradients(theirs), gradients(ours), cfg.tolerance)
 
 
 def compare(name: str, group: Group, cfg: Config) -> dict:
@@ -144,17 +159,17 @@ def forward_passes(group: Group, cfg: Config) -> dict[str, list[float]]:
     micro_batches = 2 * group.world_size
     x, y = batch(micro_batches * cfg.rows, group, cfg)
     passes = {}
-    for schedule_of in (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble):
+    for make in (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble):
         modules = [Recomputed(build(group, cfg)), Recomputed(build(group, cfg))]
         stages = []
         for number, module in zip((group.rank, group.world_size + group.rank), modules, strict=True):
             stages.append(PipelineStage(module, number, 2 * group.world_size, group.device))
-        schedule = schedule_of(stages, micro_batches, loss_fn=mean_of_squares)
+        schedule = make(stages, micro_batches, loss_fn=mean_of_squares)
         forward_and_backward(schedule, x, y)  # the first step also finds out the shapes
         for module in modules:
             module.calls = 0
         forward_and_backward(schedule, x, y)
-        name = schedule_of.__name__.removeprefix("Schedule")
+        name = make.__name__.removeprefix("Schedule")
         passes[name] = [module.calls / micro_batches for module in modules]
     return passes
 
@@ -165,6 +180,8 @@ def stage_of(group: Group, cfg: Config, process_group: dist.ProcessGroup | None 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group:
+        prove_plain_lab(group, cfg)
+        print_on_rank_0("lab_16_torch: gradients as by hand")
         results = {}
         for name in SCHEDULES:
             results[name] = compare(name, group, cfg)

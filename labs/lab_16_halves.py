@@ -58,7 +58,7 @@ def where_parameters_enter(
 
 @dataclass(eq=False)
 class Saved:
-    """A box for a tensor that autograd keeps for backward. It can be emptied while the graph is still there."""
+    """A box for a tensor that autograd keeps for backward. It can be emptied while the graph is there."""
 
     tensor: torch.Tensor | None
     needed: bool = False

@@ -354,11 +354,11 @@ def main(cfg: Config) -> None:
                 print(f"{name}: equals one process; {calls} messages; micro-batches held: {live}")
         memory = assert_memory(group, cfg)
         print_on_rank_0("GPipe's activations grow with the number of micro-batches, those of 1F1B do not")
-        for name, of_name in memory.items():
-            *_, most = of_name.values()
-            *_, of_gpipe = memory["GPipe"].values()
+        *_, of_gpipe = memory["GPipe"].values()
+        for name in [name for name in memory if name != "GPipe"]:
+            *_, most = memory[name].values()
             in_bytes = gather_on_rank_0(round(most["saved"] / of_gpipe["of_one"], 2))
-            print_on_rank_0(f"{name}: bytes at the peak, in micro-batches: {in_bytes}")
+            print_on_rank_0(f"{name}: bytes held at the peak, in micro-batches: {in_bytes}")
         faults = what_goes_wrong(group, cfg)
         ends = group.rank in (0, group.world_size - 1) and group.world_size > 1
         assert bool(faults["the tied weight's gradients are not added"]) == ends

@@ -1,4 +1,4 @@
-"""A pipeline as one types it at work: torch's PipelineStage and Schedule1F1B train the stages of lab_16_gpipe.
+"""A pipeline as one types it at work: torch's PipelineStage and Schedule1F1B train lab_16_gpipe's stages.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_torch.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
@@ -10,7 +10,14 @@ import torch.distributed as dist
 # An optimizer would import this once the group exists. It would keep gloo's threads, and the exit may abort.
 import torch.distributed.nn.functional
 from lab_16_gpipe import LAYERS, MICRO_BATCHES, ROWS, WIDTH, layers, setup, share_of_loss
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+
+def schedule_of(model: nn.Module, device: torch.device) -> Schedule1F1B:
+    """This rank's stage, and the order in which it works."""
+    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), device)
+    return Schedule1F1B(stage, n_microbatches=MICRO_BATCHES, loss_fn=share_of_loss, scale_grads=False)
 
 
 def forward_and_backward(schedule: Schedule1F1B, x: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
@@ -30,8 +37,7 @@ def main() -> None:
 
     mine = range(LAYERS * rank // ranks, LAYERS * (rank + 1) // ranks)
     model = layers(mine).to(device)
-    stage = PipelineStage(model, stage_index=rank, num_stages=ranks, device=device)
-    schedule = Schedule1F1B(stage, n_microbatches=MICRO_BATCHES, loss_fn=share_of_loss, scale_grads=False)
+    schedule = schedule_of(model, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
     torch.manual_seed(100)
