@@ -4,17 +4,13 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_executor.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
-import os
-import socket
-import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from lab_16_gpipe import setup
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Action = tuple[str, int, int]  # kind, stage, micro-batch
 
@@ -41,43 +37,11 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     return actions
 
 
-def where_parameters_enter(
-    y: torch.Tensor, x: torch.Tensor, parameters: Sequence[nn.Parameter]
-) -> list[tuple[GradientEdge, list[nn.Parameter]]]:
-    """The places in the graph of ``y`` where parameters meet what came from ``x``: what I leaves for W.
-
-    Each parameter must be used once. torch does the like in torch.distributed.pipelining._backward.
-    """
-    source = get_gradient_edge(x).node
-    own = {get_gradient_edge(p).node: p for p in parameters}
-    from_x: dict = {}  # {node: whether x is behind it}
-    behind: dict = {}  # {node: parameters behind it}
-    places = []
-    todo = [y.grad_fn]
-    while todo:
-        node = todo[-1]
-        inputs = [input_node for input_node, _ in node.next_functions if input_node is not None]
-        unknown = [input_node for input_node in inputs if input_node not in from_x]
-        if unknown:
-            todo += unknown
-            continue
-        todo.pop()
-        if node in from_x:
-            continue
-        from_x[node] = node is source or any(from_x[input_node] for input_node in inputs)
-        entering = [p for input_node in inputs if not from_x[input_node] for p in behind[input_node]]
-        behind[node] = [own[node]] if node in own else entering
-        if from_x[node] and entering:
-            places.append((GradientEdge(node, 0), entering))
-    return places
-
-
 class Pipeline:
     """The stages that this rank holds, and how it does a list of actions with them.
 
     - F: receive the activations, compute forward, send the result.
     - B: receive the gradient, compute backward, send the gradient of the stage's input.
-    - I and W: the two halves of B. I computes the gradient of the input, W those of the parameters.
 
     Args:
         stages: {number: module} of this rank. The first takes an input, the last makes logits.
@@ -104,7 +68,6 @@ class Pipeline:
         self.device = device
         self.dtype = dtype
         self.groups = {what: dist.new_group(timeout=timeout) for what in ("activations", "gradients")}
-        self.peak_live = 0
 
     def step(
         self,
@@ -128,17 +91,24 @@ class Pipeline:
         self.share_of_loss = share_of_loss
         self.loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output
-        self.halves: dict[tuple[int, int], Any] = {}  # what I leaves for W
         self.handed_over: dict[tuple[str, int, int], torch.Tensor] = {}  # between two stages of this rank
         self.sends: dict[tuple[str, int, int], tuple[dist.Work, torch.Tensor]] = {}  # not free to reuse yet
+        self.live = 0  # micro-batches in flight, and the most of them at once
         self.peak_live = 0
-        do = {"F": self.forward, "B": self.backward, "I": self.backward_input, "W": self.backward_weight}
         for kind, stage, number in actions:
-            do[kind](stage, number)
+            self.do(kind, stage, number)
         for work, _ in self.sends.values():
             work.wait()
         self.sends.clear()
         return self.loss
+
+    def do(self, kind: str, stage: int, number: int) -> None:
+        if kind == "F":
+            self.forward(stage, number)
+        elif kind == "B":
+            self.backward(stage, number)
+        else:
+            raise ValueError(f"{kind} is no action of this executor")
 
     def forward(self, stage: int, number: int) -> None:
         if stage == 0:
@@ -152,38 +122,15 @@ class Pipeline:
         else:
             self.send("activations", stage + 1, number, y.detach())
         self.kept[stage, number] = (x, y)
-        self.peak_live = max(self.peak_live, len(self.kept))
+        self.live += 1
+        self.peak_live = max(self.peak_live, self.live)
 
     def backward(self, stage: int, number: int) -> None:
         x, y = self.kept.pop((stage, number))
         y.backward(self.gradient_of_output(stage, number))
+        self.live -= 1
         if stage > 0:
             self.send("gradients", stage - 1, number, x.grad)
-
-    def backward_input(self, stage: int, number: int) -> None:
-        """The first stage has no input to give a gradient to: all of its backward is W."""
-        x, y = self.kept[stage, number]
-        gradient = self.gradient_of_output(stage, number)
-        if stage == 0:
-            self.halves[stage, number] = gradient
-            return
-        places = where_parameters_enter(y, x, [p for p in self.stages[stage].parameters() if p.requires_grad])
-        edges = [edge for edge, _ in places]
-        of_input, *of_edges = torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True)
-        self.send("gradients", stage - 1, number, of_input)
-        self.halves[stage, number] = list(zip(places, of_edges, strict=True))
-
-    def backward_weight(self, stage: int, number: int) -> None:
-        _, y = self.kept.pop((stage, number))
-        half = self.halves.pop((stage, number))
-        if stage == 0:
-            y.backward(half)
-            return
-        for (edge, parameters), gradient in half:
-            for parameter, part in zip(
-                parameters, torch.autograd.grad(edge, parameters, gradient), strict=True
-            ):
-                parameter.grad = part if parameter.grad is None else parameter.grad + part
 
     def gradient_of_output(self, stage: int, number: int) -> torch.Tensor | None:
         """None for the last stage: its output is the loss itself."""
@@ -213,32 +160,6 @@ class Pipeline:
     def tag(self, target: int, number: int) -> int:
         """Which message it is. gloo looks at it, nccl does not."""
         return target * len(self.shapes) + number
-
-
-def setup() -> torch.device:
-    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
-
-    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
-    """
-    device = torch.device("cpu")
-    gpu = "none"
-    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
-    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
-    if 0 < len(gpus) < world_size:
-        mine = f"rank {rank} on {socket.gethostname()} has {device}"
-        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
-        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
-    backend = "nccl" if gpus else "gloo"
-    bound = device if gpus else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
-    if rank == 0:
-        print(f"{world_size} ranks on {device.type} with {backend}")
-    return device
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Five schedules train a GPT with tied embeddings: all equal one process; what they send, hold and compute.
+"""Five schedules train a GPT with tied embeddings: all equal one process; what they send and hold.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_schedules.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
@@ -7,14 +7,13 @@ Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_16_executor import Action, Pipeline, gpipe, one_f_one_b, where_parameters_enter
+from lab_16_executor import Action, gpipe, one_f_one_b
+from lab_16_halves import SplitPipeline
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError, ParityError
@@ -94,28 +93,27 @@ class TiedWeight:
             dist.all_reduce(self.weight.grad, group=self.group)
 
 
-class Counted(Pipeline):
-    """A pipeline that also counts the bytes which autograd saves for the backward passes still to come."""
+class Counted(SplitPipeline):
+    """A pipeline that also counts the bytes which it keeps for the backward passes still to come."""
 
     def step(self, *args, **kwargs) -> torch.Tensor:
-        self.saved: dict[tuple[int, int], int] = {}
+        self.of_one = 0  # bytes of the first micro-batch, after its first forward pass
         self.peak_saved = 0
         return super().step(*args, **kwargs)
 
-    def forward(self, stage: int, number: int) -> None:
+    def do(self, kind: str, stage: int, number: int) -> None:
+        super().do(kind, stage, number)
+        saved = sum(self.kept_of(*key) for key in self.saved)
+        self.of_one = self.of_one or saved
+        self.peak_saved = max(self.peak_saved, saved)
+
+    def kept_of(self, stage: int, number: int) -> int:
+        """Bytes that autograd keeps of one micro-batch, and those that I has left for W."""
+        tensors = [box.tensor for box in self.saved[stage, number] if box.tensor is not None]
+        tensors += [half.gradient for half in self.halves.get((stage, number), [])]
         own = {p.untyped_storage().data_ptr() for p in self.stages[stage].parameters()}
-        sizes: dict[int, int] = {}
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            super().forward(stage, number)
-        self.saved[stage, number] = sum(sizes.values())
-        self.peak_saved = max(self.peak_saved, sum(self.saved[key] for key in self.kept))
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
 
 
 @dataclass
@@ -270,7 +268,7 @@ def prove(name: str, group: Group, cfg: Config) -> dict:
 
 def activations(name: str, micro_batches: int, group: Group, cfg: Config) -> dict:
     """Bytes that one step keeps on this rank, with micro-batches of one row each."""
-    plan = plan_of(name, group.world_size, micro_batches)
+    plan = plan_for_all(name, group.world_size, micro_batches)
     trainer = Trainer(name, plan, group, cfg)
     tokens, labels = (tensor.to(group.device) for tensor in token_batch(cfg.gpt, micro_batches, 0))
     batch = Batch(list(tokens.chunk(micro_batches)), list(labels.chunk(micro_batches)), labels.numel())
@@ -278,13 +276,14 @@ def activations(name: str, micro_batches: int, group: Group, cfg: Config) -> dic
     with PeakByKind(nn.ModuleList(trainer.stages.values())) as memory:
         trainer.forward_and_backward(batch)
     pipeline = trainer.pipeline
-    of_one = pipeline.saved[group.rank, 0]
-    if pipeline.peak_saved != pipeline.peak_live * of_one:
-        raise CourseError(f"{name}: {pipeline.peak_saved} bytes for {pipeline.peak_live} times {of_one}")
+    if name in BY_HAND and pipeline.peak_saved != pipeline.peak_live * pipeline.of_one:
+        raise CourseError(
+            f"{name}: {pipeline.peak_saved} bytes for {pipeline.peak_live} times {pipeline.of_one}"
+        )
     return {
         "live": pipeline.peak_live,
         "saved": pipeline.peak_saved,
-        "of_one": of_one,
+        "of_one": pipeline.of_one,
         "other": memory.at_peak[OTHER],
     }
 
@@ -292,10 +291,13 @@ def activations(name: str, micro_batches: int, group: Group, cfg: Config) -> dic
 def assert_memory(group: Group, cfg: Config) -> dict:
     """GPipe keeps all micro-batches, 1F1B as many as there are stages to come; seen by two instruments."""
     few, many = group.world_size + 1, 2 * group.world_size + 1  # as soon as 1F1B has its steady phase
-    one_block_each = replace(cfg, gpt=replace(cfg.gpt, layers=group.world_size))
+    two_blocks_each = replace(cfg, gpt=replace(cfg.gpt, layers=2 * group.world_size))
     memory = {}
     for name in BY_HAND:
-        memory[name] = {number: activations(name, number, group, one_block_each) for number in (few, many)}
+        memory[name] = {number: activations(name, number, group, two_blocks_each) for number in (few, many)}
+    number = 2 * group.world_size
+    for name in FROM_TORCH if group.world_size > 1 else ():
+        memory[name] = {number: activations(name, number, group, two_blocks_each)}
     for number in (few, many):
         for name, expected in (("GPipe", number), ("1F1B", group.world_size - group.rank)):
             live = memory[name][number]["live"]
@@ -310,36 +312,6 @@ def assert_memory(group: Group, cfg: Config) -> dict:
                 f"{name}: the peak grows by {growth / of_one:.2f} of a micro-batch with each one"
             )
     return memory
-
-
-def flops_of(work: Callable) -> tuple[int, Any]:
-    """The FLOPs of what ``work`` computes, and what it returns."""
-    with FlopCounterMode(display=False) as counter:
-        result = work()
-    return counter.get_total_flops(), result
-
-
-def costs(cfg: Config) -> dict[str, float]:
-    """FLOPs of each kind of action in a stage in the middle, as multiples of a forward pass."""
-    stage = Stage(cfg.gpt, 1, 4)
-    x = torch.randn(2, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
-    forward, y = flops_of(lambda: stage(x))
-    gradient = torch.randn_like(y)
-    places = where_parameters_enter(y, x, list(stage.parameters()))
-    edges = [edge for edge, _ in places]
-    of_input, grad_inputs = flops_of(lambda: torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True))
-
-    def weights() -> None:
-        for (edge, parameters), part in zip(places, grad_inputs[1:], strict=True):
-            torch.autograd.grad(edge, parameters, part)
-
-    of_weight, _ = flops_of(weights)
-    y = stage(x)
-    backward, _ = flops_of(lambda: y.backward(gradient))
-    counted = {"F": forward, "B": backward, "I": of_input, "W": of_weight}
-    if of_input + of_weight != backward:
-        raise CourseError(f"I and W cost {(of_input + of_weight) / backward:.2f} of B")
-    return {kind: number / forward for kind, number in counted.items()}
 
 
 def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
@@ -382,15 +354,16 @@ def main(cfg: Config) -> None:
                 print(f"{name}: equals one process; {calls} messages; micro-batches held: {live}")
         memory = assert_memory(group, cfg)
         print_on_rank_0("GPipe's activations grow with the number of micro-batches, those of 1F1B do not")
+        *_, of_gpipe = memory["GPipe"].values()
+        for name in [name for name in memory if name != "GPipe"]:
+            *_, most = memory[name].values()
+            in_bytes = gather_on_rank_0(round(most["saved"] / of_gpipe["of_one"], 2))
+            print_on_rank_0(f"{name}: bytes held at the peak, in micro-batches: {in_bytes}")
         faults = what_goes_wrong(group, cfg)
         ends = group.rank in (0, group.world_size - 1) and group.world_size > 1
         assert bool(faults["the tied weight's gradients are not added"]) == ends
         assert "loss: differs by" in faults["a mean of the micro-batches' means"]
         recorded = {"schedules": results, "memory": memory, "faults": faults}
-        if group.rank == 0:
-            recorded["costs"] = costs(cfg)
-            told = ", ".join(f"{kind} {number:.2f}" for kind, number in recorded["costs"].items())
-            print(f"FLOPs of a stage in the middle, in forward passes: {told}")
         record_results("lab_16_schedules", recorded)
 
 

@@ -1,151 +1,57 @@
-"""torch.distributed.pipelining on the same stages: equal to ours, its scaling of gradients, what it refuses.
+"""A pipeline as one types it at work: torch's PipelineStage and Schedule1F1B train lab_16_gpipe's stages.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_torch.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
-from dataclasses import dataclass
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
-from lab_16_executor import Pipeline, gpipe, one_f_one_b
+
+# An optimizer would import this once the group exists. It would keep gloo's threads, and the exit may abort.
+import torch.distributed.nn.functional
+from lab_16_gpipe import LAYERS, MICRO_BATCHES, ROWS, WIDTH, layers, setup, share_of_loss
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-from shared.comm.record import record
-from shared.runtime.errors import CourseError
-from shared.runtime.group import Group, process_group
-from shared.runtime.report import gather_on_rank_0, print_on_rank_0
-from shared.runtime.results import record_results
-from shared.runtime.run import run
-from shared.training.parity import assert_all_equal, assert_equal, gradients
-
-SCHEDULES = {"GPipe": (gpipe, ScheduleGPipe), "1F1B": (one_f_one_b, Schedule1F1B)}
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 
-@dataclass(frozen=True)
-class Config:
-    width: int = 16
-    rows: int = 2  # of a micro-batch
-    patience_s: float = 3.0  # for a message that does not come
-    tolerance: float = 1e-12  # float64
+def schedule_of(model: nn.Module, device: torch.device) -> Schedule1F1B:
+    """This rank's stage, and the order in which it works."""
+    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), device)
+    return Schedule1F1B(stage, n_microbatches=MICRO_BATCHES, loss_fn=share_of_loss, scale_grads=False)
 
 
-def build(group: Group, cfg: Config) -> nn.Module:
-    """This rank's stage; each rank begins with other numbers."""
-    torch.manual_seed(1 + group.rank)
-    layers = (nn.Linear(cfg.width, cfg.width), nn.Tanh(), nn.Linear(cfg.width, cfg.width), nn.Tanh())
-    return nn.Sequential(*layers).double().to(group.device)
-
-
-def batch(rows: int, group: Group, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(16)
-    x = torch.randn(2, rows, cfg.width, dtype=torch.float64, generator=generator).to(group.device)
-    return x[0], x[1]
-
-
-def mean_of_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
-
-
-def by_torch(schedule, x: torch.Tensor, y: torch.Tensor, group: Group) -> list[torch.Tensor]:  # noqa: ANN001
-    """One step: inputs on the first rank, targets on the last. Its losses, one for each micro-batch."""
+def forward_and_backward(schedule: Schedule1F1B, x: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """All micro-batches of a batch; gradients add up. On the last rank, the loss of each micro-batch."""
     losses: list[torch.Tensor] = []
-    inputs = (x,) if group.rank == 0 else ()
-    if group.rank == group.world_size - 1:
-        schedule.step(*inputs, target=y, losses=losses)
+    inputs = (x,) if dist.get_rank() == 0 else ()  # only the first stage takes the batch
+    if dist.get_rank() == dist.get_world_size() - 1:
+        schedule.step(*inputs, target=labels, losses=losses)  # only the last stage takes the labels
     else:
         schedule.step(*inputs)
     return losses
 
 
-def compare(name: str, group: Group, cfg: Config) -> dict:
-    """Gradients and messages of torch's schedule and of ours, on the same stage."""
-    micro_batches = 2 * group.world_size
-    x, y = batch(micro_batches * cfg.rows, group, cfg)
-    labels = y.chunk(micro_batches)
-    write, torchs = SCHEDULES[name]
+def main() -> None:
+    device = setup()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    def share_of_loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return (output - label).square().sum() / x.numel()
+    mine = range(LAYERS * rank // ranks, LAYERS * (rank + 1) // ranks)
+    model = layers(mine).to(device)
+    schedule = schedule_of(model, device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
-    ours = build(group, cfg)
-    pipeline = Pipeline({group.rank: ours}, range(group.world_size), group.device, x.dtype)
-    pieces = list(x.chunk(micro_batches))
-    shapes = [piece.shape for piece in pieces]
-    actions = write(group.rank, group.world_size, micro_batches)
-    with record() as log:
-        loss = pipeline.step(actions, pieces, shapes, lambda number, z: share_of_loss(z, labels[number]))
-    messages = log.count("send")
-
-    counts = []
-    for scale in (False, True):
-        theirs = build(group, cfg)
-        stage = PipelineStage(theirs, group.rank, group.world_size, group.device)
-        schedule = torchs(stage, micro_batches, loss_fn=share_of_loss, scale_grads=scale)
-        by_torch(schedule, x, y, group)  # the first step also finds out the shapes
-        theirs.zero_grad()
-        with record() as log:
-            losses = by_torch(schedule, x, y, group)
-        counts.append(log.count("send"))
-        factor = micro_batches if scale else 1
-        scaled = [(parameter, gradient * factor) for parameter, gradient in gradients(theirs)]
-        assert_all_equal(f"{name}, scale_grads={scale}", scaled, gradients(ours), cfg.tolerance)
-        if group.rank == group.world_size - 1:
-            assert_equal(f"{name}: loss", torch.stack(losses).sum(), loss, cfg.tolerance)
-    if counts != [messages] * 2:
-        raise CourseError(f"{name}: torch sends {counts} messages, we send {messages}")
-    return {"messages": messages}
-
-
-def refusals(group: Group, cfg: Config) -> dict[str, str]:
-    """What torch says to too few micro-batches, to a wrong number of them, and to uneven ones."""
-    ranks = group.world_size
-    refused = {}
-    try:
-        Schedule1F1B(stage_of(group, cfg), ranks - 1, loss_fn=mean_of_squares)
-    except ValueError as error:
-        refused["1F1B with fewer micro-batches than stages"] = " ".join(str(error).split())
-    schedule = ScheduleGPipe(stage_of(group, cfg), 4, loss_fn=mean_of_squares)
-    x, y = batch(8, group, cfg)
-    try:
-        schedule.step(arg_mbs=[(x,), (x,)])
-    except ValueError as error:
-        refused["two inputs for four micro-batches"] = str(error)
-    impatient = dist.new_group(timeout=timedelta(seconds=cfg.patience_s))
-    schedule = ScheduleGPipe(stage_of(group, cfg, impatient), 3, loss_fn=mean_of_squares)
-    try:
-        by_torch(schedule, x, y, group)
-        refused["8 rows in 3 micro-batches"] = ""
-    except Exception as error:  # of which kind depends on the rank: one finds it, others wait for that one
-        text = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in gloo's source
-        in_vain = "Timed out" in text or "Connection closed" in text
-        outcome = "waits in vain for another rank" if in_vain else f"{type(error).__name__}: {text}"
-        refused["8 rows in 3 micro-batches"] = outcome
-    return refused
-
-
-def stage_of(group: Group, cfg: Config, process_group: dist.ProcessGroup | None = None) -> PipelineStage:
-    return PipelineStage(build(group, cfg), group.rank, group.world_size, group.device, group=process_group)
-
-
-def main(cfg: Config) -> None:
-    with process_group(timeout_s=60) as group:
-        results = {}
-        for name in SCHEDULES:
-            results[name] = compare(name, group, cfg)
-            print_on_rank_0(f"torch's {name}: gradients and messages as ours")
-        refused = refusals(group, cfg)
-        everyones = gather_on_rank_0(refused)
-        if group.rank == 0:
-            for case in refused:
-                print(f"{case}:")
-                for text in dict.fromkeys(texts[case] for texts in everyones):
-                    ranks = [rank for rank, texts in enumerate(everyones) if texts[case] == text]
-                    print(f"    ranks {ranks}: {text}")
-        record_results("lab_16_torch", {"schedules": results, "refused": refused})
+    torch.manual_seed(100)
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64).to(device)
+    labels = torch.randint(WIDTH, (ROWS,)).to(device)
+    for step in range(3):
+        optimizer.zero_grad()
+        losses = forward_and_backward(schedule, x, labels)  # schedule.step() makes gradients, and no more
+        optimizer.step()
+        if rank == ranks - 1:
+            print(f"step {step}: loss {torch.stack(losses).sum().item():.6f}")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run(main, Config())
+    main()

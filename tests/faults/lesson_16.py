@@ -26,14 +26,28 @@ FAULTS: list[Fault] = [
         told="1F1B holds 3 micro-batches at once, expected are 2",
         run="16_schedules",
     ),
-    # Two neighbours that send to each other, and wait.
-    # W forgets the micro-batches before.
-    # W that goes through the whole stage once more, as ours did.
+    # I that computes the gradients of the parameters, too, and throws them away.
     Fault(
-        lab="16_schedules",
-        old="torch.autograd.grad(edge, parameters, part)",
-        new="torch.autograd.grad(y, list(stage.parameters()), gradient, retain_graph=True)",
+        lab="16_halves",
+        old="torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True)",
+        new="torch.autograd.grad(y, [x, *edges, *parameters], gradient, retain_graph=True)[: 1 + len(edges)]",
         told="I and W cost",
+        ranks=0,
+    ),
+    Fault(
+        lab="16_halves",
+        old="box.tensor = None",
+        new="pass",
+        told="I was to drop what W does not need",
+        ranks=0,
+    ),
+    # W forgets the micro-batches before.
+    Fault(
+        lab="16_halves",
+        old="part if parameter.grad is None else parameter.grad + part",
+        new="part",
+        told="InterleavedZeroBubble, step 0: gradient of ",
+        run="16_schedules",
     ),
     Fault(
         lab="16_schedules",
@@ -64,6 +78,13 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="16_torch",
+        old="scale_grads=False",
+        new="scale_grads=True",
+        told="lab_16_torch 0.0.weight: differs by",
+        run="16_equal",
+    ),
+    Fault(
+        lab="16_equal",
         old="factor = micro_batches if scale else 1",
         new="factor = 1",
         told="GPipe, scale_grads=True 0.weight: differs by",

@@ -16,14 +16,14 @@ from shared.runtime.loading import load_file
 from shared.training.schedules import KINDS, Action, simulate
 from shared.training.timeline import bubble
 
-LAB = Path(__file__).resolve().parents[2] / "lab_16_executor.py"
+LABS = Path(__file__).resolve().parents[2]
 CASES = [(2, 4), (3, 6), (4, 8), (4, 5), (8, 16), (1, 3)]  # ranks, micro-batches
 COSTS = {
     "F": 1.0,
     "B": 2.0,
     "I": 14 / 13,
     "W": 12 / 13,
-}  # FLOPs of a GPT's stage: lab_16_schedules counts them
+}  # FLOPs of a GPT's stage: lab_16_halves counts them
 TIMEOUT_S = 15.0  # seconds
 TOLERANCE = 1e-12  # float64
 
@@ -92,7 +92,7 @@ def run_it(schedule: Callable, group: Group) -> None:
         y = stage(y)
     y.square().mean().backward()
     mine = layers(ranks)[group.rank].to(group.device)
-    pipeline = load_file(LAB).Pipeline(
+    pipeline = load_file(LABS / "lab_16_halves.py").SplitPipeline(
         {group.rank: mine}, range(ranks), group.device, x.dtype, timedelta(seconds=TIMEOUT_S)
     )
     actions = plan_of(schedule, ranks, micro_batches)[group.rank]
@@ -109,13 +109,13 @@ def verify(answer: ModuleType, group: Group) -> str:
     run_it(answer.schedule, group)
     share, held = results[4, 8]
     ours = length_by_flops(plan_of(answer.schedule, 4, 8), 8)
-    lab = load_file(LAB)
+    lab = load_file(LABS / "lab_16_executor.py")
     theirs = length_by_flops([lab.one_f_one_b(rank, 4, 8) for rank in range(4)], 8)
     if ours >= theirs:
-        raise Wrong(f"by the FLOPs of a GPT a step takes {ours:.1f}, with 1F1B {theirs:.1f}")
+        raise Wrong(f"if a GPT's FLOPs were time, a step would take {ours:.1f}, with 1F1B {theirs:.1f}")
     return (
         f"4 ranks, 8 micro-batches: bubble {share:.3f} instead of 0.273, at most {held:.0f} held at once; "
-        f"by the FLOPs of a GPT a step takes {ours:.1f} forward passes, with 1F1B {theirs:.1f}; "
+        f"if a GPT's FLOPs were time, a step would take {ours:.1f} forward passes, with 1F1B {theirs:.1f}; "
         f"run by {group.world_size} ranks it equals one process. Well done."
     )
 

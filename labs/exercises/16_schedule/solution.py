@@ -1,4 +1,4 @@
-"""Exercise 16: a schedule with a third of the bubble of 1F1B, in the same memory."""
+"""Exercise 16: a schedule with a third of the bubble of 1F1B, and no more micro-batches in flight."""
 
 
 def schedule(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]:
