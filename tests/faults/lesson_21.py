@@ -55,6 +55,31 @@ FAULTS: list[Fault] = [
         told="the load was to become more even by both ways",
     ),
     Fault(
+        lab="21_balance",
+        old="    balance: float = 0.2 ",
+        new="    balance: float = 20.0 ",
+        told="balance was not to cost the task so much",
+    ),
+    Fault(
+        lab="21_fsdp",
+        old="        experts.set_gradient_divide_factor(ranks) ",
+        new="        ",
+        told="0.attention.weight differs",
+    ),
+    Fault(
+        lab="21_fsdp",
+        old="    dist.all_reduce(squares)\n",
+        new="",
+        told="0.attention.weight differs",
+    ),
+    Fault(
+        lab="21_fsdp",
+        old="        module.set_modules_to_forward_prefetch([following, following.mlp.experts])\n",
+        new="        module.set_modules_to_forward_prefetch([following])\n",
+        told="with lists: 0' is not what this lab shows",
+        run="21_faults",
+    ),
+    Fault(
         lab="21_capacity",
         old="    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1) - 1\n",
         new="    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1)\n",
