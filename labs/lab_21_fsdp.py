@@ -13,7 +13,7 @@ from lab_21_moe import ExpertParallelMoE, MoE, setup
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 
 class Block(nn.Module):
@@ -39,11 +39,13 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
     sparse = init_device_mesh(device_type, (ranks // ep, ep), mesh_dim_names=("efsdp", "ep"))
     for block in blocks:
         block.mlp = ExpertParallelMoE(block.mlp, sparse["ep"].get_group(), exchange_rows)
-        experts = fully_shard(block.mlp.experts, mesh=sparse["efsdp"])
-        experts.set_gradient_divide_factor(ranks)  # the default is the number of ranks along efsdp
-        experts.set_force_sum_reduction_for_comms(True)  # gloo has no other operation with such a factor
+        fully_shard(block.mlp.experts, mesh=sparse["efsdp"])
         fully_shard(block, mesh=dense)
     fully_shard(blocks, mesh=dense)
+    for module in blocks.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the default is the size of its mesh
+            module.set_force_sum_reduction_for_comms(True)  # gloo needs it for a factor of one's own
     for module, following in pairwise([blocks, *blocks]):  # gather before the host waits for the counts
         module.set_modules_to_forward_prefetch([following, following.mlp.experts])
 
@@ -58,11 +60,12 @@ def clip(parameters: list[nn.Parameter], largest: float) -> None:
         shard.mul_(factor)
 
 
-def train(model: nn.Module, batches: torch.Tensor, clip) -> None:  # noqa: ANN001
+def train(model: nn.Module, batches: torch.Tensor, numbers: int, clip) -> None:  # noqa: ANN001
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for x in batches:
         optimizer.zero_grad()
-        (model(x) - x.flip(-1)).square().mean().backward()  # the mean over this rank's own tokens
+        error = (model(x) - x.flip(-1)).square().sum()
+        (error / numbers).backward()  # this rank's part of the mean over all tokens
         clip(list(model.parameters()), 0.1)
         optimizer.step()
 
@@ -76,8 +79,8 @@ def main() -> None:
     batches = torch.randn(3, 16 * ranks, 16, dtype=torch.float64, device=device)
     model = copy.deepcopy(alone)
     shard(model, ep, device.type)
-    train(model, batches[:, rank::ranks], clip)
-    train(alone, batches, nn.utils.clip_grad_norm_)
+    train(model, batches[:, rank::ranks], batches[0].numel(), clip)
+    train(alone, batches, batches[0].numel(), nn.utils.clip_grad_norm_)
     for (name, ours), whole in zip(model.named_parameters(), alone.parameters(), strict=True):
         for mine, expected in ((ours.grad, whole.grad), (ours, whole)):
             part = expected.chunk(ep)[rank % ep] if "experts" in name else expected

@@ -62,9 +62,10 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="21_fsdp",
-        old="        experts.set_gradient_divide_factor(ranks) ",
-        new="        ",
+        old="    for module in blocks.modules():\n",
+        new="    for module in [blocks, *blocks]:\n",
         told="0.attention.weight differs",
+        ranks=4,
     ),
     Fault(
         lab="21_fsdp",
