@@ -56,8 +56,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="21_balance",
-        old="    balance: float = 0.2 ",
-        new="    balance: float = 20.0 ",
+        old="torch.optim.Adam(layer.parameters(), lr=cfg.lr)",
+        new="torch.optim.SGD(layer.parameters(), lr=0.3)",
         told="balance was not to cost the task so much",
     ),
     Fault(
