@@ -30,7 +30,8 @@ class Config:
     steps: int = 160
     last: int = 30  # steps that are judged
     better: float = 1.5  # with nothing, the highest load is at least this many times as high
-    lr: float = 0.3
+    dearer: float = 1.3  # with balance, the loss is at most this many times as high
+    lr: float = 0.01
     common: float = 0.3  # what all tokens share; it makes some experts everybody's favourites
     balance: float = 0.2  # the balance loss is multiplied by it
     speed: float = 0.01  # by which the bias moves in the first step; it sinks to 0, or the load would tremble
@@ -132,11 +133,12 @@ def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:
     """Train one layer. Returns the load of each expert after each step, and the loss without balance."""
     layer = ExpertParallelMoE(fresh(truth, group, cfg))
     balance = Balance(layer.router)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=cfg.lr)
     loads = []
     losses = []
     for step in range(cfg.steps):
         x, target = tokens_of(step, group, cfg)
-        layer.zero_grad()
+        optimizer.zero_grad()
         y = layer(x.chunk(group.world_size)[group.rank])
         error = (y - target.chunk(group.world_size)[group.rank]).square().sum() / target.numel()
         load = balance.load_of_all()
@@ -145,9 +147,7 @@ def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:
             loss = error + cfg.balance * balance.loss(load, len(x))
         loss.backward()
         reduce_gradients(layer, dist.group.WORLD)
-        with torch.no_grad():
-            for p in layer.parameters():
-                p.sub_(p.grad, alpha=cfg.lr)
+        optimizer.step()
         if way == "bias":
             balance.move_bias(load, cfg.speed * (1 - step / cfg.steps))
         total = error.detach().clone()
@@ -175,16 +175,19 @@ def main(cfg: Config) -> None:
         print_on_rank_0(f"balance loss, load of own tokens: {check_loss(truth, group, cfg)}")
         results = {way: train(way, truth, group, cfg) for way in ("nothing", "balance loss", "bias")}
         ratios = {}
+        losses = {}
         for way, result in results.items():
             first = imbalance(result["loads"][:1], 1)
             ratios[way] = imbalance(result["loads"], cfg.last)
-            loss = sum(result["losses"][-cfg.last :]) / cfg.last
+            losses[way] = sum(result["losses"][-cfg.last :]) / cfg.last
             print_on_rank_0(
                 f"{way}: highest load {first:.1f} times the mean at first, {ratios[way]:.1f} times at last; "
-                f"loss {loss:.2f}"
+                f"loss {losses[way]:.2f}"
             )
         if ratios["nothing"] < cfg.better * max(ratios["balance loss"], ratios["bias"]):
             raise CourseError(f"the load was to become more even by both ways: {ratios}")
+        if max(losses.values()) > cfg.dearer * losses["nothing"]:
+            raise CourseError(f"balance was not to cost the task so much: {losses}")
         record_results("lab_21_balance", results)
 
 

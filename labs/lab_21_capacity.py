@@ -18,7 +18,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.parity import assert_equal
 
@@ -185,7 +184,7 @@ def main(cfg: Config) -> None:
         uneven = ExpertParallelMoE(whole)
         no_drops = experts / cfg.k  # room for all of a rank's tokens in each expert
         assert_equal("room for all", PaddedMoE(whole, no_drops)(x), uneven(x), cfg.tolerance)
-        results = {"uneven": traffic(uneven, x)}
+        without = traffic(uneven, x)
         rows = cfg.tokens * cfg.k * group.world_size
         for factor in cfg.factors:
             dropped = check_parity(whole, x, factor, group, cfg)
@@ -196,16 +195,11 @@ def main(cfg: Config) -> None:
                 raise CourseError(
                     f"capacity factor {factor}: {measured}, expected 4 calls, {expected:,.0f} bytes"
                 )
-            results[str(factor)] = measured | {"dropped": dropped["ranks"] / rows}
             print_on_rank_0(
                 f"capacity factor {factor}: {dropped['ranks']} of {rows} rows dropped, "
                 f"{dropped['at once']} by one process at once; {measured['bytes']:,.0f} bytes in 4 calls"
             )
-        print_on_rank_0(
-            f"uneven: nothing dropped; {results['uneven']['bytes']:,.0f} bytes in "
-            f"{results['uneven']['calls']} calls"
-        )
-        record_results("lab_21_capacity", results)
+        print_on_rank_0(f"uneven: nothing dropped; {without['bytes']:,.0f} bytes in {without['calls']} calls")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from datetime import timedelta
 import lab_21_gpt as ep
 import torch
 import torch.distributed as dist
+from lab_21_fsdp import Block, shard
 from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, exchange
 from torch import nn
 
@@ -148,6 +149,36 @@ def left_as_arrived(group: Group, cfg: Config) -> str:
     return f"sorted by expert, equal to one process: {right}; as they arrived: {wrong}"
 
 
+def gathered_before_counts(blocks: nn.Sequential, x: torch.Tensor) -> int:
+    """In how many blocks the experts' shards are gathered before the counts, for which the host waits."""
+    experts = blocks[0].mlp.experts
+    size = sum(p.to_local().nbytes for p in experts.parameters())
+    counts = 8 * blocks[0].mlp.expert_count
+    with record() as log:
+        blocks(x)
+    gathers = 0
+    exchanges = 0
+    early = 0
+    for call in log.calls:
+        if (call.op, call.bytes) == ("all_gather", size):
+            gathers += 1
+        if (call.op, call.bytes) == ("all_to_all", counts):
+            exchanges += 1
+            early += gathers >= exchanges
+    return early
+
+
+def no_prefetch_lists(group: Group, cfg: Config) -> str:
+    """Under FSDP the host launches the gather of a block's experts when it has waited for the counts."""
+    blocks = nn.Sequential(*[Block(cfg.width, 2 * group.world_size) for _ in range(3)]).to(group.device)
+    shard(blocks, 1, group.device.type)
+    x = own_tokens(group, cfg)
+    with_lists = gathered_before_counts(blocks, x)
+    for module in (blocks, *blocks):
+        module.set_modules_to_forward_prefetch([])
+    return f"gathered before the counts: {gathered_before_counts(blocks, x)} of 3; with lists: {with_lists}"
+
+
 class Training:
     """A truth that all ranks have, how one process trains from it, and what parity says of the ranks."""
 
@@ -240,6 +271,7 @@ CALLS: dict[str, tuple[Callable[[Group, Config], str], str]] = {
     "a fresh tensor without rows": (fresh_tensor, "rank 0: waits in backward; rank 1: goes on"),
     "counts not swapped in backward": (counts_not_swapped, "rank 0: Split sizes"),
     "left as arrived": (left_as_arrived, "equal to one process: True; as they arrived: False"),
+    "no prefetch lists": (no_prefetch_lists, "gathered before the counts: 0 of 3; with lists: 3"),
 }
 GRADIENTS: dict[str, tuple[Callable[[Training], str], str]] = {
     "experts like all others": (like_all_others, "experts.up: differs"),

@@ -4,6 +4,7 @@ from tests.planted import Right, Wrong, solved
 
 DISPATCH = solved("21_dispatch", "dispatch")
 COMBINE = solved("21_dispatch", "combine")
+AVERAGES = solved("21_dispatch", "average_gradients")
 
 ANSWERS = [
     Wrong(
@@ -100,13 +101,42 @@ ANSWERS = [
         new="% max(1, len(tokens))",
         told="these rows are not the tokens that chose",
     ),
+    Wrong(
+        what="Leaves the experts' gradients as they come.",
+        old="""
+        for gradient in experts:
+            gradient.div_(ranks)
+        """,
+        new="\n",
+        told="it is a sum over the rows of all ranks, not divided yet",
+    ),
+    Wrong(
+        what="Averages the experts' gradients over the ranks like all others.",
+        old=AVERAGES,
+        new="""
+        for gradient in [*dense, *experts]:
+            dist.all_reduce(gradient)
+            gradient.div_(dist.get_world_size())
+        """,
+        told="is mixed with those of other experts",
+    ),
+    Wrong(
+        what="Does not divide what every rank has.",
+        old="""
+        dist.all_reduce(gradient)
+        gradient.div_(ranks)
+        """,
+        new="""
+        dist.all_reduce(gradient)
+        """,
+        told="the gradient of what every rank has is",
+    ),
     Right(
         what="Each row brings the number of its expert in a second exchange.",
         old=(DISPATCH, COMBINE),
         new=(
             """
             slots = chosen.flatten().argsort(stable=True)
-            send, receive = leaving.sum(1).tolist(), arriving.sum(1).tolist()
             numbers = ExchangeRows.apply(chosen.flatten()[slots].unsqueeze(1), send, receive).squeeze(1)
             by_expert = numbers.argsort(descending=True).flip(0)
             load = (numbers - here * dist.get_rank()).bincount(minlength=here).tolist()

@@ -55,6 +55,32 @@ FAULTS: list[Fault] = [
         told="the load was to become more even by both ways",
     ),
     Fault(
+        lab="21_balance",
+        old="torch.optim.Adam(layer.parameters(), lr=cfg.lr)",
+        new="torch.optim.SGD(layer.parameters(), lr=0.3)",
+        told="balance was not to cost the task so much",
+    ),
+    Fault(
+        lab="21_fsdp",
+        old="    for module in blocks.modules():\n",
+        new="    for module in [blocks, *blocks]:\n",
+        told="0.attention.weight differs",
+        ranks=4,
+    ),
+    Fault(
+        lab="21_fsdp",
+        old="    dist.all_reduce(squares)\n",
+        new="",
+        told="0.attention.weight differs",
+    ),
+    Fault(
+        lab="21_fsdp",
+        old="        module.set_modules_to_forward_prefetch([following, following.mlp.experts])\n",
+        new="        module.set_modules_to_forward_prefetch([following])\n",
+        told="with lists: 0' is not what this lab shows",
+        run="21_faults",
+    ),
+    Fault(
         lab="21_capacity",
         old="    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1) - 1\n",
         new="    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1)\n",

@@ -146,26 +146,54 @@ def check_gradients(
         compare(what, gradient, expected[name], guesses)
 
 
+def check_averages(
+    answer: ModuleType,
+    case: Case,
+    gain: torch.Tensor,
+    gain_alone: torch.Tensor,
+    matrices: torch.Tensor,
+    of_experts: torch.Tensor,
+    beside: dist.ProcessGroup,
+) -> None:
+    """What every rank has and what this one has alone, as gradients of the mean of all ranks' losses."""
+    ranks = dist.get_world_size()
+    with SameExchanges(beside):
+        answer.average_gradients([gain.grad], [matrices.grad])
+    where = f"{case.name}: average_gradients: the gradient of"
+    dense = gain_alone.grad / ranks
+    guesses = {f"is {ranks} times too large": gain_alone.grad, "is divided twice": dense / ranks}
+    compare(f"{where} what every rank has", gain.grad, dense, guesses)
+    everybodys = of_experts.clone()
+    dist.all_reduce(everybodys, group=beside)
+    guesses = {
+        f"is {ranks} times too large: it is a sum over the rows of all ranks, not divided yet": of_experts,
+        "is mixed with those of other experts": everybodys / ranks,
+    }
+    compare(f"{where} the experts", matrices.grad, of_experts / ranks, guesses)
+
+
 def check_case(answer: ModuleType, case: Case, group: Group, beside: dist.ProcessGroup) -> int:
     """One routing, forward and backward. Returns the bytes of this rank's rows."""
     rank, ranks = group.rank, group.world_size
     torch.manual_seed(21)
     whole = torch.randn(EXPERTS * ranks, WIDTH, WIDTH, dtype=torch.float64).to(group.device) / 4
+    gain_alone = torch.ones(WIDTH, dtype=torch.float64, device=group.device, requires_grad=True)
     tokens_alone = [tokens.clone().requires_grad_() for tokens in case.tokens]
     weights_alone = [weights.clone().requires_grad_() for weights in case.weights]
     matrices_alone = whole.clone().requires_grad_()
     outputs = []
     for tokens, chosen, weights in zip(tokens_alone, case.chosen, weights_alone, strict=True):
-        results = torch.einsum("tw,tkwv->tkv", tokens, matrices_alone[chosen]).tanh()
+        results = torch.einsum("tw,tkwv->tkv", tokens * gain_alone, matrices_alone[chosen]).tanh()
         outputs.append((results * weights.unsqueeze(-1)).sum(1))
     sum(output.square().sum() for output in outputs).backward()
 
+    gain = torch.ones_like(gain_alone, requires_grad=True)  # every rank has it, as it has attention
     tokens = case.tokens[rank].clone().requires_grad_()
     weights = case.weights[rank].clone().requires_grad_()
     matrices = whole.chunk(ranks)[rank].clone().requires_grad_()
     try:
         with SameExchanges(beside) as log:
-            rows, load, way = answer.dispatch(tokens, case.chosen[rank], EXPERTS * ranks)
+            rows, load, way = answer.dispatch(tokens * gain, case.chosen[rank], EXPERTS * ranks)
             check_rows(case, rows, load, group)
             parts = zip(matrices, rows.split(list(load)), strict=True)
             results = torch.cat([apply(matrix, part) for matrix, part in parts])
@@ -192,6 +220,7 @@ def check_case(answer: ModuleType, case: Case, group: Group, beside: dist.Proces
         "the experts": matrices_alone.grad.chunk(ranks)[rank],
     }
     check_gradients(case, gradients, expected, group)
+    check_averages(answer, case, gain, gain_alone, matrices, expected["the experts"], beside)
     return check_traffic(case, log, group)
 
 

@@ -1,4 +1,4 @@
-"""Exercise 21: dispatch and combine, the way of the tokens to their experts and back."""
+"""Exercise 21: the way of the tokens to their experts and back, and what divides the gradients."""
 
 from typing import Any
 
@@ -57,10 +57,10 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, experts: int) -> tuple[
     """
     leaving, arriving = exchange_counts(chosen, experts)
     ranks, here = arriving.shape  # here: experts of a rank
+    send = leaving.sum(1).tolist()  # rows for each rank
+    receive = arriving.sum(1).tolist()
     # solution: begin
     slots = chosen.flatten().argsort(stable=True)
-    send = leaving.sum(1).tolist()
-    receive = arriving.sum(1).tolist()
     expert = torch.arange(here, device=tokens.device).repeat(ranks)
     by_expert = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
     arrived = ExchangeRows.apply(tokens[slots // chosen.shape[1]], send, receive)
@@ -81,4 +81,21 @@ def combine(results: torch.Tensor, weights: torch.Tensor, way: Any) -> torch.Ten
     returned = ExchangeRows.apply(results[by_expert.argsort()], receive, send)
     places = returned[slots.argsort()]
     return (places.unflatten(0, weights.shape) * weights.unsqueeze(-1)).sum(1)
+    # solution: end
+
+
+def average_gradients(dense: list[torch.Tensor], experts: list[torch.Tensor]) -> None:
+    """After backward: make each gradient, in place, that of the *mean* of all ranks' losses, as DDP does.
+
+    Args:
+        dense: gradients of what every rank has. Each comes from this rank's loss alone.
+        experts: gradients of what this rank alone has. Rows of all ranks came here, and so did gradients.
+    """
+    # solution: begin
+    ranks = dist.get_world_size()
+    for gradient in dense:
+        dist.all_reduce(gradient)
+        gradient.div_(ranks)
+    for gradient in experts:
+        gradient.div_(ranks)
     # solution: end
