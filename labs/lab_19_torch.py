@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+MAX_NORM = 0.1  # of the gradient
+
 
 def build() -> nn.Sequential:
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
@@ -45,7 +47,7 @@ def step(
     optimizer.zero_grad()
     loss = F.mse_loss(model(x).float(), y)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.5)  # of all shards on all ranks
+    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)  # of all shards on all ranks
     optimizer.step()
     return loss.detach()
 
