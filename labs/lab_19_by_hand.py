@@ -1,11 +1,11 @@
-"""FSDP by hand, proved: equal to DDP and to one process after every step; what a step holds, copies included.
+"""FSDP by hand, proved: equal to DDP and to one process after every step; what a unit holds, and refuses.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_by_hand.py
 Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
+from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
 from shared.training.parity import assert_equal
-from shared.training.storages import StorageRecorder
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class NotedUnit(Unit):
     def __init__(self, name: str, module: nn.Module, life: list[dict]) -> None:
         self.name = name
         self.life = life
-        self.memory: StorageRecorder | None = None
         super().__init__(module)
 
     def unshard(self) -> None:
@@ -58,16 +57,12 @@ class NotedUnit(Unit):
         self.note("reduce-scatter")
 
     def note(self, moment: str) -> None:
-        """``most``: the most that this process held, copies and activations included, since the last note."""
-        if self.memory is None:
-            return
         sizes = {
-            "shards": held([self.shard, self.shards[0].grad]),
-            "unsharded": held([self.unsharded]),
-            "gradients": held(p.grad for p in self.params),
-            "most": self.memory.peak,
+            "shard": held([self.shard]),
+            "its gradient": held([self.shards[0].grad]),
+            "whole": held([self.unsharded]),
+            "whole gradient": held(p.grad for p in self.params),
         }
-        self.memory.reset_peak()
         self.life.append({"unit": self.name, "moment": moment} | sizes)
 
 
@@ -97,16 +92,43 @@ def compare(what: str, unit: Unit, other: nn.Module, tolerance: float) -> None:
         assert_equal(f"{what}: parameters", p, q.detach(), tolerance)
 
 
-def step_of(model: nn.Module, units: list[NotedUnit], x: torch.Tensor, y: torch.Tensor) -> StorageRecorder:
-    """Forward and backward; returns the recorder of what was held."""
-    memory = StorageRecorder([shard for unit in units for shard in unit.shards])
-    for unit in units:
-        unit.memory = memory
-    with memory:
-        F.cross_entropy(model(x), y).backward()
-    for unit in units:
-        unit.memory = None
-    return memory
+class Unused(nn.Module):
+    """A module that holds more than it computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.spare = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def expect(error: type[Exception], says: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except error as raised:
+        if says not in str(raised):
+            raise
+    else:
+        raise CourseError(f"a unit was to say: {says}")
+
+
+def what_a_unit_refuses(device: torch.device) -> None:
+    layer = nn.Linear(4, 4, device=device)
+    Unit(layer)
+    expect(ValueError, "a parameter is in another unit", lambda: Unit(nn.Sequential(layer)))
+
+    tokens = nn.Embedding(8, 4, device=device)
+    head = nn.Linear(4, 8, bias=False, device=device)
+    head.weight = tokens.weight
+    Unit(tokens)
+    expect(ValueError, "a parameter is in another unit", lambda: Unit(head))
+
+    module = Unused().to(device)
+    Unit(module)
+    loss = module(torch.ones(2, 4, device=device)).sum()
+    expect(RuntimeError, "after backward a unit is still whole", loss.backward)
 
 
 def main(cfg: Config) -> None:
@@ -118,7 +140,8 @@ def main(cfg: Config) -> None:
         ddp = DistributedDataParallel(copy.deepcopy(alone))
         data = load_images("digits")
         life: list[dict] = []
-        units = {index: NotedUnit(f"unit {index}", model[index], life) for index in (2, 4, 5, 7)}
+        names = {2: "first layer", 4: "layer used twice", 5: "third layer", 7: "last layer"}
+        units = {index: NotedUnit(name, model[index], life) for index, name in names.items()}
         sgd = {"lr": cfg.learning_rate, "momentum": 0.9}
         optimizers = [
             torch.optim.SGD([p for p in model.parameters() if p.requires_grad], **sgd),
@@ -130,7 +153,7 @@ def main(cfg: Config) -> None:
             my_x, my_y = x[group.rank :: group.world_size], y[group.rank :: group.world_size]
             life.clear()
             with record() as log:
-                step_of(model, list(units.values()), my_x, my_y)
+                F.cross_entropy(model(my_x), my_y).backward()
             assert log.counts() == {"all_gather": 2 * len(units), "reduce_scatter": len(units)}, log.counts()
             F.cross_entropy(ddp(my_x), my_y).backward()
             F.cross_entropy(alone(x), y).backward()
@@ -144,10 +167,10 @@ def main(cfg: Config) -> None:
             assert all(held([unit.unsharded]) == 0 for unit in units.values()), "a unit is still whole"
         print_on_rank_0(f"{cfg.steps} steps equal to DDP and to one process; in each {dict(log.counts())}")
 
-        # Once more with so few images that activations hardly count.
-        life.clear()
-        x, y = batch(data, 0, group.world_size, group.device)
-        step_of(model, list(units.values()), x[group.rank : group.rank + 1], y[group.rank : group.rank + 1])
+        what_a_unit_refuses(group.device)
+        print_on_rank_0(
+            "refused: a unit in a unit, one tied weight in two units, a parameter that is not used"
+        )
         record_results("lab_19_by_hand", {"life": life})
 
 

@@ -1,16 +1,18 @@
-"""FSDP of both generations equals one process after every step, on 1 to N ranks, and holds 1/N of its bytes.
+"""fully_shard equals one process after every step, HSDP and FSDP1 too; the script equals units by hand.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_19_fsdp.py
 Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_19_torch import MAX_NORM, build, build_sharded
+from lab_19_torch import step as step_of_script
+from lab_19_unit import Unit
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -21,13 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError
-from shared.runtime.group import process_group
+from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import Images, batch, load_images, shareable
 from shared.training.models import Block, BlockNet
-from shared.training.parity import assert_all_equal
+from shared.training.parity import assert_all_equal, assert_equal
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Config:
     steps: int = 4
     global_batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
+    script_tolerance: float = 1e-6  # shards of float32
     slack: float = 0.03  # some ranks hold rows more or less than others, as a fraction of a share
 
 
@@ -52,14 +54,13 @@ def fsdp2(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
 
 def fsdp1(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
     """The policy says which modules become units. On a CPU it wants to be told the device."""
-    with warnings.catch_warnings(action="ignore" if mesh.size() == 1 else "default"):  # one rank: no shards
-        return FullyShardedDataParallel(
-            net,
-            process_group=mesh.get_group(),
-            auto_wrap_policy=ModuleWrapPolicy({Block}),
-            device_id=next(net.parameters()).device,
-            use_orig_params=True,  # parameters keep their names
-        )
+    return FullyShardedDataParallel(
+        net,
+        process_group=mesh.get_group(),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        device_id=next(net.parameters()).device,
+        use_orig_params=True,  # parameters keep their names
+    )
 
 
 def unsharded(t: torch.Tensor) -> torch.Tensor:
@@ -87,36 +88,29 @@ def stored(tensors: Iterable[torch.Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes that this rank keeps from one step to the next."""
-    moments = ("exp_avg", "exp_avg_sq")
-    return {
-        "parameters": stored(model.parameters()),
-        "gradients": stored(p.grad for p in model.parameters() if p.grad is not None),
-        "Adam's moments": stored(state[key] for state in optimizer.state.values() for key in moments),
-    }
+def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of parameters, gradients and Adam's moments, which this rank keeps from step to step."""
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return stored(model.parameters()) + stored(gradients) + stored(moments)
 
 
-def train(
-    wrap: Callable, mesh: DeviceMesh, data: Images, size: int, cfg: Config
-) -> tuple[dict[str, int], CommRecord]:
+def train(wrap: Callable, mesh: DeviceMesh, data: Images, size: int, cfg: Config) -> tuple[int, CommRecord]:
     """Train beside one process that has the whole batch, and compare.
 
-    Returns what this rank holds, and what it called in the last forward and backward.
+    Returns the bytes that this rank holds, and what it called in the last forward and backward.
     """
     device = torch.device(mesh.device_type)
-    n = mesh.size()
-    everyone = mesh.get_group() if mesh.ndim == 1 else None
     torch.manual_seed(cfg.seed)
     alone = BlockNet().double().to(device)
     torch.manual_seed(cfg.seed + dist.get_rank())
     net = BlockNet().double().to(device)  # another one on each rank
-    broadcast_from_rank_0(net.parameters(), everyone)  # of the three, only DDP would do that itself
+    broadcast_from_rank_0(net.parameters())  # of the three, only DDP would do that itself
     model = wrap(net, mesh)
     # Adam divides by the gradient's size plus eps: 1e-8 would enlarge rounding errors of tiny gradients.
     ours = torch.optim.Adam(model.parameters(), 1e-3, eps=1e-4)
     theirs = torch.optim.Adam(alone.parameters(), 1e-3, eps=1e-4)
-    mine = slice(dist.get_rank(), None, n)
+    mine = slice(dist.get_rank(), None, mesh.size())
     for step in range(cfg.steps):
         x, y = batch(data, step, size, device)
         ours.zero_grad()
@@ -126,9 +120,14 @@ def train(
         theirs.zero_grad()
         F.cross_entropy(alone(x), y).backward()
         theirs.step()
-        what = f"{wrap.__name__}, {n} ranks, step {step}:"
+        what = f"{wrap.__name__}, {mesh.size()} ranks, step {step}:"
         assert_all_equal(what, full_tensors(model), full_tensors(alone), cfg.tolerance)
     return held(model, ours), log
+
+
+def check_share(name: str, size: int, share: float, slack: float) -> None:
+    if not 1 - 2 * slack <= size / share <= 1 + slack:  # the last rank may lack several rows
+        raise CourseError(f"{name}: {size / share:.3f} times the bytes of its share")
 
 
 def hsdp(data: Images, size: int, everything: int, cfg: Config) -> None:
@@ -136,43 +135,64 @@ def hsdp(data: Images, size: int, everything: int, cfg: Config) -> None:
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     names = ("replicate", "shard")
     mesh = init_device_mesh(device, (2, dist.get_world_size() // 2), mesh_dim_names=names)
-    row, log = train(fsdp2, mesh, data, size, cfg)
-    share = sum(row.values()) * mesh.size(1) / everything
+    kept, log = train(fsdp2, mesh, data, size, cfg)
+    check_share("HSDP", kept, everything / mesh.size(1), cfg.slack)
     units = log.count("reduce_scatter")
     between = {len(call.ranks) for call in log.of("all_reduce")}
     within = {len(call.ranks) for call in log.of("reduce_scatter", "all_gather")}
-    if abs(share - 1) > 2 * cfg.slack or log.count("all_reduce") != units:
-        raise CourseError(f"HSDP: {share:.3f} times the share, calls {dict(log.counts())}")
-    if (between, within) != ({2}, {mesh.size(1)}):
-        raise CourseError(f"HSDP: all-reduces among {between} ranks, the others among {within}")
+    if log.count("all_reduce") != units or (between, within) != ({2}, {mesh.size(1)}):
+        raise CourseError(f"HSDP: {dict(log.counts())}, among {between} and {within} ranks")
     print_on_rank_0(
         f"HSDP, 2 replicas x {mesh.size(1)} shards: equal one process; bytes per rank: "
-        f"{sum(row.values()):,}; {units} reduce-scatters within a replica, {units} all-reduces between them"
+        f"{kept:,}; {units} reduce-scatters within a replica, {units} all-reduces between them"
     )
+
+
+def the_script(group: Group, cfg: Config) -> None:
+    """The steps of lab_19_torch.py beside those of units by hand, which also gather bfloat16."""
+    torch.manual_seed(0)
+    model = build_sharded(group.device)
+    torch.manual_seed(0)
+    by_hand = build().to(group.device)
+    units = [Unit(module, compute_dtype=torch.bfloat16) for module in by_hand]
+    script = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+    ours = torch.optim.AdamW(by_hand.parameters(), lr=0.01, eps=1e-4)
+    torch.manual_seed(group.rank)
+    x = torch.randn(256, 32, device=group.device)
+    y = x[:, :1] * x[:, 1:2]
+    clipped = 0
+    for number in range(cfg.steps):
+        step_of_script(model, script, x, y)
+        ours.zero_grad()
+        F.mse_loss(by_hand(x).float(), y).backward()
+        squares = sum(p.grad.square().sum() for p in by_hand.parameters())
+        dist.all_reduce(squares)
+        norm = squares.sqrt().item()
+        clipped += norm > MAX_NORM
+        for p in by_hand.parameters():
+            p.grad *= min(1.0, MAX_NORM / (norm + 1e-6))
+        ours.step()
+        whole = [p for unit in units for p in unit.full()]
+        for (name, p), q in zip(model.named_parameters(), whole, strict=True):
+            assert_equal(f"script, step {number}: {name}", p.full_tensor(), q, cfg.script_tolerance)
+    if clipped == 0:
+        raise CourseError("at least one step was to be clipped")
+    print_on_rank_0(f"lab_19_torch.py: {cfg.steps} steps equal to units by hand, with clipping")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group:
-        rows: dict[int, dict] = {}
         data = load_images("digits")
         size = shareable(cfg.global_batch, group.world_size)
-        for n in range(1, group.world_size + 1):
-            mesh = DeviceMesh(group.device.type, range(n))  # all ranks call this, also those outside
-            if group.rank < n:
-                rows[n] = {}
-                for wrap in (ddp, fsdp2, fsdp1):
-                    rows[n][wrap.__name__], _ = train(wrap, mesh, data, size, cfg)
-                everything = sum(rows[n]["ddp"].values())
-                for way in ("fsdp2", "fsdp1"):
-                    share = sum(rows[n][way].values()) * n / everything
-                    if not 1 - 2 * cfg.slack <= share <= 1 + cfg.slack:  # the last rank may lack several rows
-                        raise CourseError(f"{way} on {n} ranks: {share:.3f} times 1/N of DDP's bytes")
-                sizes = ", ".join(f"{way} {sum(row.values()):,}" for way, row in rows[n].items())
-                print_on_rank_0(f"{n} ranks: all equal one process; bytes per rank: {sizes}")
-            dist.barrier()
+        mesh = init_device_mesh(group.device.type, (group.world_size,))
+        kept = {wrap.__name__: train(wrap, mesh, data, size, cfg)[0] for wrap in (ddp, fsdp2, fsdp1)}
+        for name in ("fsdp2", "fsdp1"):
+            check_share(name, kept[name], kept["ddp"] / group.world_size, cfg.slack)
+        sizes = ", ".join(f"{name} {size:,}" for name, size in kept.items())
+        print_on_rank_0(f"{group.world_size} ranks: all equal one process; bytes per rank: {sizes}")
         if group.world_size % 2 == 0 and group.world_size > 2:
-            hsdp(data, size, everything, cfg)
-        record_results("lab_19_fsdp", {"rows": rows})
+            hsdp(data, size, kept["ddp"], cfg)
+        the_script(group, cfg)
 
 
 if __name__ == "__main__":

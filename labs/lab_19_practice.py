@@ -1,16 +1,14 @@
-"""FSDP in use: accumulation, activations, the meta device, a trap, LoRA, torch.compile.
+"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_practice.py
 Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +20,7 @@ from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
 from shared.training.models import BlockNet
-from shared.training.parity import assert_all_equal, gradients, parameters
+from shared.training.parity import assert_all_equal, gradients
 from shared.training.storages import StorageRecorder
 
 
@@ -34,16 +32,15 @@ class Config:
     tolerance: float = 1e-12  # float64
 
 
-class ScaledNet(BlockNet):
-    """With a buffer that no checkpoint holds, as tables of positions are in many models."""
+class Net(BlockNet):
+    """Recomputes the activations of its blocks in backward, if it is ``checkpointed``."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
         self.checkpointed = checkpointed
-        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x.flatten(1)) * self.scale
+        x = self.first(x.flatten(1))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         return self.last(x)
@@ -53,12 +50,12 @@ class ScaledNet(BlockNet):
         return self.first(x.flatten(1))
 
 
-def new_net(cfg: Config, group: Group, checkpointed: bool = False) -> ScaledNet:
+def new_net(cfg: Config, group: Group, checkpointed: bool = False) -> Net:
     torch.manual_seed(cfg.seed)
-    return ScaledNet(checkpointed).to(group.device, torch.float64)
+    return Net(checkpointed).to(group.device, torch.float64)
 
 
-def shard(net: ScaledNet, mesh: DeviceMesh) -> ScaledNet:
+def shard(net: Net, mesh: DeviceMesh) -> Net:
     for block in net.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(net, mesh=mesh)
@@ -139,91 +136,6 @@ def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]
         if peaks[way] > 0.95 * peaks["plain"]:
             raise CourseError(f"activations, {way}: saved too little: {peaks}")
     return peaks
-
-
-def on_meta() -> ScaledNet:
-    with torch.device("meta"):
-        return ScaledNet()
-
-
-def from_meta(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
-    """No rank ever holds the whole model: shards without memory, then memory, then rank 0's values."""
-    x, _ = own_batch(cfg, group)
-    model = shard(on_meta().double(), mesh)
-    assert all(p.is_meta for p in model.parameters())
-    torch.use_deterministic_algorithms(True)  # then memory that nobody has written holds NaN
-    model.to_empty(device=group.device)
-    torch.use_deterministic_algorithms(False)
-    if not all(p.to_local().isnan().all() for p in model.parameters()):
-        raise CourseError("to_empty was to leave all parameters without a value")
-    full = new_net(cfg, group).state_dict() if group.rank == 0 else {}
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, full, options=options)
-    gathered = [(name, p.full_tensor()) for name, p in model.named_parameters()]
-    assert_all_equal("from rank 0:", gathered, parameters(new_net(cfg, group)), 0.0)
-    with torch.no_grad():
-        if not model(x).isnan().all():
-            raise CourseError("the buffer was to be without a value")
-        model.scale.fill_(0.5)
-        torch.testing.assert_close(model(x), new_net(cfg, group)(x), rtol=0, atol=cfg.tolerance)
-    print_on_rank_0("from meta: all parameters are rank 0's; the output is NaN until the buffer is set, too")
-
-
-def draw_shards(model: nn.Module, blank: nn.Module, seed: int) -> None:
-    """Give the shards of ``model`` the first values that one process would draw for the whole of it.
-
-    Each rank draws the same whole layers, one at a time, and keeps its shard of each.
-
-    Args:
-        model: sharded, with memory.
-        blank: the same model on meta, not sharded. It is used up.
-    """
-    torch.manual_seed(seed)
-    for prefix, layer in blank.named_modules():
-        if not list(layer.parameters(recurse=False)):
-            continue
-        layer.to_empty(device=next(model.parameters()).device)
-        layer.reset_parameters()
-        for name, p in list(layer.named_parameters()):
-            kept = model.get_parameter(f"{prefix}.{name}").detach()
-            parts = p.detach().chunk(kept.device_mesh.size())  # along the first dimension, as FSDP2 cuts
-            rank = kept.device_mesh.get_local_rank()
-            if rank < len(parts):
-                kept.to_local().copy_(parts[rank])
-            delattr(layer, name)
-
-
-def first_values(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
-    """From meta without a checkpoint: layer by layer, and by ``reset_parameters`` on the DTensors."""
-    alone = new_net(cfg, group)
-    size = sum(p.nbytes for p in alone.parameters())
-    layer = max(sum(p.nbytes for p in module.parameters(recurse=False)) for module in alone.modules())
-    model = shard(on_meta().double(), mesh)
-    model.to_empty(device=group.device)
-    blank = on_meta()
-    with StorageRecorder(model.parameters()) as memory:
-        draw_shards(model, blank, cfg.seed)
-    gathered = [(name, p.full_tensor()) for name, p in model.named_parameters()]
-    assert_all_equal("drawn layer by layer:", gathered, parameters(alone), 0.0)
-    kept = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters())  # with padding
-    if memory.peak > kept + layer:
-        raise CourseError(f"drawn layer by layer: {memory.peak} bytes at once, {kept} of them shards")
-    told = f"equal to one process bit for bit; at most {memory.peak / size:.2f} S on a rank"
-    print_on_rank_0(f"first values, drawn layer by layer: {told}")
-
-    torch.manual_seed(cfg.seed)
-    with warnings.catch_warnings(action="ignore"):  # torch says that a CPU may not be supported
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-    one, two = model.last.weight.full_tensor(), alone.last.weight
-    if torch.equal(one, two):
-        raise CourseError("reset_parameters on DTensors was to draw other values than one process")
-    rows = model.first.weight.full_tensor().chunk(group.world_size)
-    if group.device.type == "cpu":
-        if not torch.equal(rows[0], rows[1]):
-            raise CourseError("on a CPU one seed was to give all shards the same values")
-        print_on_rank_0("reset_parameters on DTensors, one seed, on a CPU: all shards get the same values")
 
 
 def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
@@ -318,8 +230,6 @@ def main(cfg: Config) -> None:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         accumulation(mesh, group, cfg)
         activations(mesh, group, cfg)
-        from_meta(mesh, group, cfg)
-        first_values(mesh, group, cfg)
         around_the_hooks(mesh, group, cfg)
         lora(mesh, group, cfg)
         compiled(mesh, group, cfg)

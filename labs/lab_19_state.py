@@ -1,21 +1,19 @@
-"""Save what FSDP trained: one whole file from rank 0, or a shard from each rank; and rank 0 gathers alone.
+"""Save the whole of what FSDP trained: all ranks gather, rank 0 writes. And rank 0 gathers alone.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_state.py
 Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
 import io
-import shutil
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -59,15 +57,14 @@ def reference(cfg: Config, group: Group) -> BlockNet:
     return net
 
 
-def train(model: torch.nn.Module, part: slice, cfg: Config, group: Group) -> torch.optim.Optimizer:
-    """Train on the given part of each batch; returns the optimizer."""
+def train(model: nn.Module, part: slice, cfg: Config, group: Group) -> None:
+    """Train on the given part of each batch."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, eps=1e-4)
     for step in range(cfg.steps):
         x, y = batch(load_images(), step, cfg.global_batch, group.device)
         optimizer.zero_grad()
         F.cross_entropy(model(x[part]), y[part]).backward()
         optimizer.step()
-    return optimizer
 
 
 def file_size(state: dict) -> int:
@@ -93,26 +90,19 @@ def alone_in_a_gather(model: torch.nn.Module, group: Group, cfg: Config) -> str:
 
 
 def train_and_save(mesh: DeviceMesh, group: Group, cfg: Config) -> nn.Module:
-    """Train a sharded model, and save it both ways."""
+    """Train a sharded model. Every rank takes part in gathering it, rank 0 gets and writes it."""
     model = shard(new_net(cfg, group), mesh)
-    mine = slice(group.rank, None, group.world_size)
-    optimizer = train(model, mine, cfg, group)
-
-    # A whole state: every rank takes part in gathering it, rank 0 gets and writes it.
+    train(model, slice(group.rank, None, group.world_size), cfg, group)
     whole = get_model_state_dict(model, options=WHOLE)
-    print_in_rank_order(f"full_state_dict: {len(whole)} tensors")
-    folder = results_folder() / "lab_19_state"
+    print_in_rank_order(f"full_state_dict, cpu_offload: {len(whole)} tensors")
+    everywhere = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    print_in_rank_order(f"full_state_dict alone: {len(everywhere)} tensors, on {group.device.type}")
+    if len(everywhere) != len(list(model.parameters())):
+        raise CourseError("without cpu_offload each rank was to get the whole")
     if group.rank == 0:
         assert_all_equal("saved", whole.items(), parameters(reference(cfg, group)), 1e-12)
-        shutil.rmtree(folder, ignore_errors=True)
-        save_atomically({"model": whole}, folder / "full.pt")
+        save_atomically({"model": whole}, results_folder() / "lab_19_state.pt")
     dist.barrier()
-
-    # Shards: every rank writes its own, of model and optimizer.
-    state, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": state, "optimizer": moments}, checkpoint_id=folder / "shards")
-    written = (folder / "shards" / f"__{group.rank}_0.distcp").stat().st_size
-    print_in_rank_order(f"dcp.save: a file of {written / 1e6:.1f} MB")
     return model
 
 

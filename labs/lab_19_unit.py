@@ -13,13 +13,15 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import Variable
 
 
 class Unit:
     """Shards the trainable parameters of ``module`` over all ranks, which must begin with the same values.
 
     Args:
-        module: returns one tensor. Each of its parameters must take part in each backward.
+        module: returns one tensor. It must not share parameters with a module outside, nor contain another
+            unit. A backward that reaches it must use all of its trainable parameters.
         compute_dtype: of what is gathered and computed with, and of floating-point inputs, such as
             ``torch.bfloat16``. Shards and the reduction of gradients stay in the parameters' own dtype.
             Frozen parameters are not sharded, and are cast for good.
@@ -35,12 +37,16 @@ class Unit:
         self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
         self.params = [p for p in module.parameters() if p.requires_grad]
+        if any(hasattr(p, "in_unit") for p in self.params):
+            raise ValueError("a parameter is in another unit: put layers that share one into the same unit")
         numel = sum(p.numel() for p in self.params)
         flat = self.params[0].new_zeros(numel + -numel % self.ranks)
         for p, place in zip(self.params, self.views(flat), strict=True):
             place.copy_(p.detach())
         self.shard = flat.chunk(self.ranks)[self.rank].clone()
         self.shards = [nn.Parameter(part) for part in self.own_parts(self.shard)]
+        for part in self.shards:
+            part.in_unit = True
         self.compute_dtype = compute_dtype or flat.dtype
         self.unsharded = flat.to(self.compute_dtype)
         for p in module.parameters():
@@ -48,6 +54,7 @@ class Unit:
                 p.data = p.data.to(self.compute_dtype)
         for p, place in zip(self.params, self.views(self.unsharded), strict=True):
             p.data = place
+            p.in_unit = True
             p.register_post_accumulate_grad_hook(self.after_gradient)
         index_of = {p: index for index, p in enumerate(self.params)}
         self.slots = []  # (layer, name of a parameter, which one)
@@ -103,6 +110,11 @@ class Unit:
 
     def before_backward(self, gradient: torch.Tensor) -> None:
         self.unshard()
+        Variable._execution_engine.queue_callback(self.after_backward)  # as FSDP2 does
+
+    def after_backward(self) -> None:
+        if self.unsharded.untyped_storage().nbytes() > 0:
+            raise RuntimeError("after backward a unit is still whole: it did not use all of its parameters")
 
     def after_gradient(self, p: nn.Parameter) -> None:
         if all(p.grad is not None for p in self.params):
@@ -177,8 +189,6 @@ def main() -> None:
         losses.append(loss.item())
 
     kept = sum(unit.shard.nbytes for unit in units)
-    left = sum(unit.unsharded.untyped_storage().nbytes() for unit in units)
-    assert left == 0, "between steps no unit is whole"
     assert whole <= kept * ranks <= whole + 4 * ranks * len(units), "shards of 1/N, padded"
     everyone = [None] * ranks
     dist.all_gather_object(everyone, kept)

@@ -37,8 +37,8 @@ class Config:
 class UnitRecorder(StorageRecorder):
     """Also notes in ``unsharded`` the most of ``model``'s parameters that were whole at once, in bytes."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters())
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([*model.parameters(), *optimizer.state.values()])
         self.model = model
         self.unsharded = 0
 
@@ -90,15 +90,16 @@ def formula(choose: Callable, again: bool, cfg: Config) -> dict[str, int]:
 
 
 def measure(model: nn.Module, group: Group, cfg: Config) -> dict[str, float]:
-    """What a step's forward and backward hold, call and send, after two steps, which prepare things."""
+    """What forward and backward hold, Adam's moments included, call and send, after two whole steps."""
     x = torch.randn(cfg.inputs, 64, device=group.device)
+    optimizer = torch.optim.Adam(model.parameters())
     for _ in range(2):  # after the first one DDP makes its buckets anew
-        model.zero_grad()
         model(x).square().mean().backward()
-    model.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     dist.barrier()  # what another rank has not received yet would be counted later
     before = wire_bytes()
-    with record() as log, UnitRecorder(model) as memory:
+    with record() as log, UnitRecorder(model, optimizer) as memory:
         model(x).square().mean().backward()
     dist.barrier()
     after = wire_bytes()
@@ -139,10 +140,8 @@ def main(cfg: Config) -> None:
             net = BlockNet(cfg.width, cfg.blocks).to(group.device)
             model = DistributedDataParallel(net, gradient_as_bucket_view=view)
             ddp[name] = measure(model, group, cfg)
-            if (
-                abs(ddp[name]["by_rule"] / everything / 2 * group.world_size / (group.world_size - 1) - 1)
-                > 0.01
-            ):
+            by_formula = 2 * (group.world_size - 1) / group.world_size * everything
+            if abs(ddp[name]["by_rule"] / by_formula - 1) > 0.01:
                 raise CourseError(f"{name}: sent {ddp[name]['by_rule']:,.0f} bytes by rule")
             tell(name, ddp[name], everything)
         rows = []

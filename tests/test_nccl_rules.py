@@ -88,8 +88,10 @@ def test_tags_that_decide_are_told_from_tags_that_agree_with_the_order():
     )
 
 
-def watched(script: Path, folder: Path, ranks: int, code: int = 0) -> list[str]:
-    done = warm_torchrun(SCRIPTS / "watched_by_nccl.py", script, folder, ranks=ranks)
+def watched(
+    script: Path, folder: Path, ranks: int, code: int = 0, saves_to: tuple[Path, ...] = ()
+) -> list[str]:
+    done = warm_torchrun(SCRIPTS / "watched_by_nccl.py", script, folder, *saves_to, ranks=ranks)
     assert done.returncode == code, done.stdout
     by_rank = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("rank_*.pickle"))]
     assert len(by_rank) == ranks
@@ -101,7 +103,8 @@ def watched(script: Path, folder: Path, ranks: int, code: int = 0) -> list[str]:
 @pytest.mark.parametrize("lab", WATCHED, ids=lambda lab: lab.stem)
 def test_plain_labs_are_as_nccl_wants_them(lab: Path, tmp_path: Path):
     ranks = int(command_of(lab)[2].removeprefix("--nproc-per-node="))
-    problems = watched(lab, tmp_path, ranks, exit_code_of(lab))
+    saves_to = (tmp_path / "saved",) if "FOLDER" in command_of(lab) else ()
+    problems = watched(lab, tmp_path, ranks, exit_code_of(lab), saves_to)
     assert {line.split(":")[0] for line in problems} == KNOWN.get(lab.stem, set()), problems
 
 

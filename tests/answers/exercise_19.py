@@ -46,7 +46,10 @@ ANSWERS = [
     Wrong(
         what="Frees only after backward.",
         old=AFTER_FORWARD,
-        new="output.register_hook(self.before_backward)",
+        new="""
+        if output.requires_grad:
+            output.register_hook(self.before_backward)
+        """,
         told="after forward,",
     ),
     Wrong(
@@ -65,6 +68,27 @@ ANSWERS = [
         old="self.shard.grad += mean",
         new="self.shard.grad = mean",
         told="step 1, unit 0: gradient of the shard",
+    ),
+    Wrong(
+        what="Its gradient is a view of the whole gradient.",
+        old="""
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, gradient)
+        """,
+        new="""
+        mean = gradient.chunk(self.ranks)[dist.get_rank()]
+        dist.reduce_scatter_tensor(mean, gradient.clone())
+        """,
+        told="the gradient of the shard keeps",
+    ),
+    Wrong(
+        what="Registers the hook in an evaluation, too.",
+        old=AFTER_FORWARD,
+        new="""
+        self.reshard()
+        output.register_hook(self.before_backward)
+        """,
+        told="under torch.no_grad(): cannot register a hook",
     ),
     Wrong(
         what="Has no padding: the last elements are in no shard.",
@@ -86,6 +110,11 @@ ANSWERS = [
         self.cache = self.whole.clone()
         """,
         told="bytes beside its shard: a whole copy",
+    ),
+    Right(
+        what="Its shard is a plain tensor.",
+        old="nn.Parameter(self.whole.chunk(self.ranks)[dist.get_rank()].clone())",
+        new="self.whole.chunk(self.ranks)[dist.get_rank()].clone()",
     ),
     Right(
         what="Lists of shards, and the mean by the collective itself.",

@@ -117,8 +117,8 @@ def bytes_beside_shard(unit: object) -> int:
 
 def look_at_start(name: str, unit: object, module: nn.Module, expected: torch.Tensor) -> None:
     shard = getattr(unit, "shard", None)
-    if not isinstance(shard, nn.Parameter) or shard.dim() != 1:
-        raise Wrong(f"{name}: .shard must be an nn.Parameter of one dimension")
+    if not torch.is_tensor(shard) or not shard.is_leaf or shard.dim() != 1:
+        raise Wrong(f"{name}: .shard must be a tensor of one dimension, which an optimizer takes")
     if len(shard) != len(expected):
         raise Wrong(f"{name}: the shard has {len(shard)} elements, expected {len(expected)}")
     compare(name, "the shard", shard.detach(), expected)
@@ -182,6 +182,9 @@ def train(answer: ModuleType, group: Group) -> dict[str, int]:
                 raise Wrong(f"{name}: after backward a parameter still has its whole gradient")
             if unit.shard.grad is None:
                 raise Wrong(f"{name}: after backward the shard has no gradient")
+            held = unit.shard.grad.untyped_storage().nbytes()
+            if held != unit.shard.grad.nbytes:
+                raise Wrong(f"{name}: the gradient of the shard keeps {held} bytes alive: it is a view")
             beside = bytes_beside_shard(unit)
             if group.world_size > 1 and beside >= group.world_size * unit.shard.nbytes:
                 raise Wrong(f"{name}: after backward it keeps {beside} bytes beside its shard: a whole copy")
@@ -191,7 +194,18 @@ def train(answer: ModuleType, group: Group) -> dict[str, int]:
         plain.step()
         for name, unit, whole in zip(names, units, alone, strict=True):
             compare(f"step {step}, {name}", "shard", unit.shard.detach(), shard_of(trainable(whole), group))
+    evaluate(alone, ours, group)
     return {call: made.count(call) for call in made}
+
+
+def evaluate(alone: nn.ModuleList, ours: nn.ModuleList, group: Group) -> None:
+    with torch.no_grad():
+        expected = own_loss(alone, group.rank, STEPS)
+        try:
+            found = own_loss(ours, group.rank, STEPS)
+        except RuntimeError as error:
+            raise Wrong(f"under torch.no_grad(): {error}") from None
+    compare("under torch.no_grad()", "loss", found, expected)
 
 
 def look_at_calls(step: int, made: list[str], units: int) -> None:

@@ -51,10 +51,11 @@ class ShardedUnit:
         self.unshard()
 
     def after_forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        """Forward is over. Backward will begin at ``output``."""
+        """Forward is over. Backward will begin at ``output``, if it needs a gradient."""
         # solution: begin
         self.reshard()
-        output.register_hook(self.before_backward)
+        if output.requires_grad:
+            output.register_hook(self.before_backward)
         # solution: end
 
     def before_backward(self, gradient: torch.Tensor) -> None:
