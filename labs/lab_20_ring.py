@@ -91,7 +91,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, diagonal: bool, same: Mask) -
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention to some keys and attention to others become attention to all of these, with its logsumexp.
+    """Combine attention to some keys with attention to others, and their logsumexps.
 
     Only differences of logsumexps are raised to exp, so nothing overflows: an online softmax.
     """

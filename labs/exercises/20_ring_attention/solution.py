@@ -43,7 +43,7 @@ def attend(
 def merge(
     out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to some keys, and of the same queries to other keys, become attention to all of these.
+    """Combine attention to some keys with attention of the same queries to other keys.
 
     Args:
         out, more: (..., queries, width), what ``attend`` returned for the one and for the others.
