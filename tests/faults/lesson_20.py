@@ -68,7 +68,7 @@ FAULTS: list[Fault] = [
         lab="20_torch",
         old=" >= of_keys  #",
         new=" >= torch.arange(length, device=device)  #",
-        told="output differs from our ring's",
+        told="output differs from our ring",
     ),
     Fault(
         lab="20_gpt",
