@@ -244,6 +244,43 @@ def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
     return peaks
 
 
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary positions: pairs of the numbers in (..., length, width) are turned by angles."""
+    half = x.shape[-1] // 2
+    speeds = 10_000.0 ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)
+    angles = positions.unsqueeze(-1) * speeds
+    first, second = x.chunk(2, dim=-1)
+    turned = first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()
+    return torch.cat(turned, dim=-1)
+
+
+def with_rotary(attend: Callable, positions: torch.Tensor) -> Callable:
+    """``attend`` with queries and keys that their own rank has turned, by their places in the sequence."""
+
+    def attend_turned(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(rotate(q, positions), rotate(k, positions), v)
+
+    return attend_turned
+
+
+def compare_rotary(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> None:
+    """Rotary positions on top of the table, beside one process, in each of the three ways."""
+    world = dist.group.WORLD
+    everything = torch.arange(sizes.context, device=group.device)
+    model = fresh(sizes, truth, group)
+    for block in model.blocks:
+        block.attention.attend = with_rotary(block.attention.attend, everything)
+    alone = train_alone(model, PlainSGD(model.parameters(), cfg.lr), loss_alone(cfg), cfg.steps)
+    for way in ("ring", "gather", "Ulysses"):
+        model = split_context(fresh(sizes, truth, group), way, world)
+        own = part_of(everything, 0, zigzag=WAYS[way].zigzag)
+        for block in model.blocks:
+            block.attention.attend = with_rotary(block.attention.attend, own)
+        ours = train(model, loss_of_part(way, world, cfg), world, cfg)
+        assert_same_training(f"{way}, rotary positions", ours, alone, cfg.tolerance)
+    print_on_rank_0("rotary positions: ring, gather and Ulysses equal to one process")
+
+
 def compare_packed(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> None:
     """Packed documents on the ring, beside the same documents one by one in one process."""
     world = dist.group.WORLD
@@ -272,6 +309,7 @@ def main(cfg: Config) -> None:
             ours = train(model, loss_of, dist.group.WORLD, cfg)
             assert_same_training(way, ours, alone, cfg.tolerance)
             print_on_rank_0(f"{way}: equal to one process after each of {cfg.steps} steps")
+        compare_rotary(sizes, truth, group, cfg)
         compare_packed(sizes, truth, group, cfg)
         tokens, labels = part_of_batch(*batch_of(model, 0, cfg), "ring", dist.group.WORLD)
         counted = (labels != IGNORED).sum().item()

@@ -57,7 +57,10 @@ def accumulated(q: Tensor) -> torch.dtype:
 
 
 def by_flash(q: Tensor, same: Mask) -> bool:
-    """Whether torch's flash kernel for CPUs computes a block. In float64 we write it out, to prove it."""
+    """Whether torch's flash kernel for CPUs computes a block, and never holds all of its scores.
+
+    Otherwise they are written out: in float64, to prove it; under a mask; and on a GPU.
+    """
     return q.device.type == "cpu" and q.dtype != torch.float64 and same is None
 
 
@@ -76,8 +79,7 @@ def scores_of(q: Tensor, k: Tensor, diagonal: bool, same: Mask) -> Tensor:
 def block_forward(q: Tensor, k: Tensor, v: Tensor, diagonal: bool, same: Mask) -> tuple[Tensor, Tensor]:
     """Attention to these keys alone, (batch, heads, queries, width), and its logsumexp, (..., queries).
 
-    The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys. A flash
-    kernel returns it, and never writes out the scores.
+    The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys.
     """
     k, v = repeated(k, q), repeated(v, q)
     if by_flash(q, same):
@@ -89,7 +91,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, diagonal: bool, same: Mask) -
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention to some keys and attention to others become attention to all of these, with its logsumexp.
+    """Combine attention to some keys with attention to others, and their logsumexps.
 
     Only differences of logsumexps are raised to exp, so nothing overflows: an online softmax.
     """

@@ -60,18 +60,6 @@ ANSWERS = [
         told="ring_attention: all_gather is called",
     ),
     Wrong(
-        what="Sends to the rank before.",
-        old=("tensor, (rank + 1)", "incoming, (rank - 1)"),
-        new=("tensor, (rank - 1)", "incoming, (rank + 1)"),
-        told="the next one is rank",
-    ),
-    Wrong(
-        what="Receives into the tensor that it sends.",
-        old="incoming = torch.empty_like(tensor)",
-        new="incoming = tensor",
-        told="receives into a tensor that it is still sending",
-    ),
-    Wrong(
         what="Never waits.",
         old=WAIT,
         new="",
@@ -153,20 +141,40 @@ ANSWERS = [
         """,
         told="it has not come home",
     ),
+    Wrong(
+        what="Waits for the next keys before it computes with those that it has.",
+        old=RING_ATTENTION,
+        new="""
+        works = []
+        incoming = kv
+        if step < ranks - 1:
+            incoming, works = to_next_rank(kv)
+        for work in works:
+            work.wait()
+        for rows, columns, diagonal in blocks((rank - step) % ranks, q.shape[-2]):
+            part = attend(q[..., rows, :], *kv[..., columns, :], diagonal)
+            out[..., rows, :], lse[..., rows] = merge(out[..., rows, :], lse[..., rows], *part)
+        kv = incoming
+        """,
+        told="a rank computes nothing while keys are on their way",
+    ),
     Right(
-        what="Its blocks in another order, one masked product for all keys of a rank, and no overlap.",
+        what="Its blocks in another order, waits in reverse.",
         old=(RING_ATTENTION, WEIGHTS_OF),
         new=(
             """
             source = (rank - step) % ranks
+            works = []
+            if step < ranks - 1:
+                incoming, works = to_next_rank(kv)
             for rows, columns, diagonal in reversed(blocks(source, q.shape[-2])):
                 part = attend(q[..., rows, :], kv[0][..., columns, :], kv[1][..., columns, :], diagonal)
                 merged = merge(out[..., rows, :], lse[..., rows], *part)
                 out[..., rows, :], lse[..., rows] = merged
-            if step < ranks - 1:
-                kv, works = to_next_rank(kv)
-                for work in works:
-                    work.wait()
+            for work in reversed(works):
+                work.wait()
+            if works:
+                kv = incoming
             """,
             "return (scores - lse[..., None]).exp()",
         ),

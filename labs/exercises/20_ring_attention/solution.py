@@ -43,7 +43,7 @@ def attend(
 def merge(
     out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to some keys, and of the same queries to other keys, become attention to all of these.
+    """Combine attention to some keys with attention of the same queries to other keys.
 
     Args:
         out, more: (..., queries, width), what ``attend`` returned for the one and for the others.
@@ -61,22 +61,22 @@ def merge(
 
 
 def to_next_rank(tensor: torch.Tensor) -> tuple[torch.Tensor, list[dist.Work]]:
-    """Begin to send ``tensor`` to the next rank (the last one to rank 0), and to receive the previous one's.
+    """Given: begin to send ``tensor`` to the next rank, and to receive that of the rank before.
 
     Returns:
         The tensor that is received, and the works to wait for before anybody uses it.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    # solution: begin
     incoming = torch.empty_like(tensor)
     send = dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)
     receive = dist.P2POp(dist.irecv, incoming, (rank - 1) % ranks)
     return incoming, dist.batch_isend_irecv([send, receive])
-    # solution: end
 
 
 def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention over the whole sequence; keys and values go to the next rank, N - 1 times.
+
+    A rank computes while they are on their way: it waits only after that.
 
     Args:
         q, k, v: (batch, heads, length, width) of this rank's two chunks. Leave them as they are.
