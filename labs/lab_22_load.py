@@ -2,6 +2,8 @@
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_load.py
 Written by:  notebooks/22_device_mesh.ipynb (edit it there)
+
+It begins with the proof of lab_22_torch.py.
 """
 
 import copy

@@ -243,7 +243,7 @@ def main(cfg: Config, only: list[str]) -> None:
         rows = chosen(group.world_size, only)
         for name, build in rows.items():
             results[name] = prove(name, build, truths.job(name)) | {"size": truths.size}
-        print_on_rank_0(f"S is {truths.size:,} bytes; {len(results)} rows: {', '.join(results)}")
+        print_on_rank_0(f"S is {truths.size:,} bytes. Rows: {'; '.join(results)}")
         print_on_rank_0(
             "each: loss, gradients, parameters, norm as one process; calls, bytes, storage as the formula"
         )

@@ -36,7 +36,7 @@ def line_of(rows: Rows) -> Line:
     line: Line = {"rows": rows, "required": most(rows, lambda row: row["required"])}
     line["on the wire"] = most(rows, lambda row: row["wire"] or 0)
     for kind in ("parameters", "gradients", "optimizer state"):
-        line[kind] = most(rows, lambda row, kind=kind: row["keeps"][kind])
+        line[kind] = max(row["keeps"][kind] for row in rows) / rows[0]["size"]
     line["activations"] = most(rows, lambda row: row["activations"])
     line["peak"] = most(rows, lambda row: sum(row["at peak"].values()))
     line["of which copies"] = fullest(line)["at peak"][BUFFERS] / rows[0]["size"]
