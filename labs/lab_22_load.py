@@ -2,8 +2,11 @@
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_load.py
 Written by:  notebooks/22_device_mesh.ipynb (edit it there)
+
+It begins with the proof of lab_22_torch.py.
 """
 
+import copy
 import logging
 import shutil
 import warnings
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from lab_22_mesh import Sizes
+from lab_22_torch import ROWS, WIDTH, Block, parallelize, train_step
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -260,8 +264,35 @@ def plain_parts(group: Group) -> list[float]:
     return back.tolist()
 
 
+def prove_the_open_script(group: Group, cfg: Config) -> None:
+    """lab_22_torch in float64: loss, clipped gradients and parameters after each step, beside one process."""
+    sizes = layouts(group.world_size)[0]
+    mesh = mesh_of(sizes, group)
+    torch.manual_seed(0)
+    alone = nn.Sequential(Block(), Block()).double().to(group.device)
+    dp = mesh["dp"]
+    batch = torch.randn(ROWS * dp.size(), WIDTH, dtype=torch.float64).to(group.device)
+    model = copy.deepcopy(alone)
+    parallelize(model, mesh)
+    rows = batch.chunk(dp.size())[dp.get_local_rank()]
+    own_optimizer = torch.optim.AdamW(model.parameters(), cfg.lr)
+    optimizer = torch.optim.AdamW(alone.parameters(), cfg.lr)
+    ours, expected = [], []
+    for _ in range(cfg.saved_after):
+        loss = train_step(model, own_optimizer, rows)
+        dist.all_reduce(loss)
+        gradients = {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+        ours.append(Step(loss / group.world_size, gradients, dict(parameters(model))))
+        loss = train_step(alone, optimizer, batch)
+        gradients = {name: p.grad.clone() for name, p in alone.named_parameters()}
+        expected.append(Step(loss, gradients, dict(parameters(alone))))
+    assert_same_training("lab_22_torch", ours, expected, cfg.tolerance)
+    print_on_rank_0(f"lab_22_torch on {sizes}: as one process after each of {cfg.saved_after} steps")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
+        prove_the_open_script(group, cfg)
         start = one_truth(group, cfg)
         steps = range(cfg.saved_after + cfg.more)
         alone = train_alone(new_model(group, cfg, start), steps, group, cfg)

@@ -1,6 +1,6 @@
 """Every strategy of lessons 08 to 21 as one function: its part of one transformer, a step, its formulas.
 
-Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_strategies.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_22_table.py
 Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 
 What trains here is what the lessons proved: labs/lab_16_executor.py, labs/lab_16_schedules.py,
@@ -33,12 +33,9 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.lesson_22.rows import Config, Job, Row, Traffic, Truth, kinds, mean_of_rows, place, steps_of
 from shared.runtime.errors import CourseError, InputError
-from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_on_rank_0
-from shared.runtime.run import run
+from shared.runtime.group import Group
 from shared.training.gpt import GPT, loss_sum
 from shared.training.one_process import whole
-from shared.training.parity import assert_equal
 from shared.training.schedules import simulate
 from shared.training.storages import local_of
 from shared.training.timeline import bubble
@@ -77,31 +74,6 @@ def ddp(job: Job) -> Row:
     optimizer = job.adam(model.parameters())
     copies = DistributedDataParallel(model)
     step = steps_of(optimizer, mean_of_rows(job, copies, *place(mesh, "dp")))
-    traffic = {("dp", "all_reduce"): (buckets(job), job.truth.size)}
-    return Row(step, model.named_parameters, optimizer, traffic, share=1 / n)
-
-
-def ddp_in_micro_batches(job: Job) -> Row:
-    """The same batch in two halves; only the second one's backward communicates."""
-    n = job.group.world_size
-    mesh = job.mesh(dp=n)
-    model = job.model()
-    optimizer = job.adam(model.parameters())
-    copies = DistributedDataParallel(model)
-
-    def step(number: int) -> torch.Tensor:
-        tokens, labels = job.rows(number, *place(mesh, "dp"))
-        halves = list(zip(tokens.chunk(2), labels.chunk(2), strict=True))
-        optimizer.zero_grad()
-        total = torch.zeros((), dtype=job.cfg.gpt.dtype, device=tokens.device)
-        for half, (some_tokens, some_labels) in enumerate(halves):
-            copies.require_backward_grad_sync = half == len(halves) - 1  # what no_sync() switches
-            loss = loss_sum(copies(some_tokens), some_labels) / labels.numel()
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        return total
-
     traffic = {("dp", "all_reduce"): (buckets(job), job.truth.size)}
     return Row(step, model.named_parameters, optimizer, traffic, share=1 / n)
 
@@ -683,7 +655,6 @@ Build = Callable[[Job], Row]
 ROWS: dict[str, Build] = {
     "single": single,
     "DDP": ddp,
-    "DDP, 2 micro-batches": ddp_in_micro_batches,
     "ZeRO-1": zero_1,
     "FSDP": fsdp,
     "FSDP, checkpointing": fsdp_recomputing,
@@ -730,20 +701,3 @@ class Truths:
     def job(self, name: str) -> Job:
         experts = name in ROWS_WITH_EXPERTS
         return Job(self.of(experts), experts, self.group, self.cfg)
-
-
-def main(cfg: Config) -> None:
-    """One step of each row. lab_22_table.py looks at them closely."""
-    with process_group(timeout_s=60) as group:
-        truths = Truths(group, cfg)
-        for name, build in rows_for(group.world_size).items():
-            job = truths.job(name)
-            row = build(job)
-            loss = row.step(0) * row.share
-            dist.all_reduce(loss)
-            assert_equal(f"{name}: loss", loss, job.truth.steps[0].loss, cfg.tolerance)
-            print_on_rank_0(f"{name:20} loss {loss:.6f}, as one process")
-
-
-if __name__ == "__main__":
-    run(main, Config())

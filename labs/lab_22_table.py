@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.kernel import wire_bytes
 from shared.comm.record import CommRecord, record
-from shared.lesson_22.memory import BUFFERS, Held, Memory, Watch, dimension, look_before_backward
+from shared.lesson_22.memory import Held, Memory, Watch, dimension, look_before_backward
 from shared.lesson_22.rows import Config, Job, Row, Traffic, kinds
 from shared.runtime.errors import CourseError, InputError, ParityError
 from shared.runtime.group import Group, process_group
@@ -30,8 +30,6 @@ from shared.runtime.run import run
 from shared.training.gpt import GPT, loss_sum, token_batch
 from shared.training.one_process import Step, assert_same_training
 from shared.training.storages import local_of
-
-SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "A2A", "send": "sends"}
 
 
 def gradients_of(row: Row) -> dict[str, torch.Tensor]:
@@ -150,13 +148,13 @@ def check_parity(name: str, row: Row, job: Job, ours: list[Step]) -> float:
     return max(largest, off)
 
 
-def check_wire(name: str, asked: float, wire: int | None) -> None:
+def check_wire(name: str, required: float, wire: int | None) -> None:
     """Nobody sends less than the rule says; the rule is the least."""
     everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (asked, wire))
-    if wire is not None and sum(w for _, w in everyone) < sum(a for a, _ in everyone):
+    dist.all_gather_object(everyone, (required, wire))
+    if wire is not None and sum(sent for _, sent in everyone) < sum(least for least, _ in everyone):
         raise CourseError(
-            f"{name}: {everyone} asked for and on the wire, expected is at least what was asked"
+            f"{name}: {everyone} required and on the wire, expected is at least what is required"
         )
 
 
@@ -194,50 +192,13 @@ def prove(name: str, build: Build, job: Job) -> dict:
         "difference": check_parity(name, row, job, ours),
         "mesh": job.dimensions,
         "traffic": traffic,
-        "asked": watch.by_rule(),
+        "required": watch.by_rule(),
         "wire": wire,
         "keeps": check_keeps(name, row, job, memory),
         "activations": check_left(name, row, memory.left_for_backward()),
         "at peak": memory.peak_by_kind(),
         "bubble": row.bubble,
     }
-
-
-def calls_in_words(row: dict) -> str:
-    """Such as ``dp: 9 AG + 5 RS; tp: 21 AR``. What is received was sent by somebody, and is left out."""
-    texts = []
-    for along in row["mesh"]:
-        ops = row["traffic"].get(along, {})
-        counts = [f"{ops[op]['calls']} {short}" for op, short in SHORT.items() if op in ops]
-        if counts:
-            texts.append(f"{along}: {' + '.join(counts)}")
-    return "; ".join(texts) or "none"
-
-
-def most(everyone: list[dict], value: Callable[[dict], float]) -> float:
-    """Where ranks differ, the largest."""
-    return max(value(row) for row in everyone)
-
-
-HEADING = f"{'strategy':20} {'calls of a step':43}" + "".join(
-    f" {name:>6}" for name in ("asked", "wire", "params", "grads", "state", "left", "peak", "copies")
-)
-
-
-def line_of(name: str, everyone: list[dict], size: int) -> str:
-    """A line of the table. Where ranks differ, it shows the one that sends, or holds, the most."""
-    busiest = max(everyone, key=lambda row: row["asked"])
-    fullest = max(everyone, key=lambda row: sum(row["at peak"].values()))
-    numbers = [
-        busiest["asked"],
-        most(everyone, lambda row: row["wire"] or 0),
-        *(most(everyone, lambda row, kind=kind: row["keeps"][kind]) for kind in everyone[0]["keeps"]),
-        most(everyone, lambda row: row["activations"]),
-        sum(fullest["at peak"].values()),
-        fullest["at peak"][BUFFERS],
-    ]
-    columns = " ".join(f"{number / size:6.2f}" for number in numbers)
-    return f"{name:20} {calls_in_words(busiest):43} {columns}"
 
 
 def chosen(ranks: int, only: list[str]) -> dict[str, Build]:
@@ -280,15 +241,11 @@ def main(cfg: Config, only: list[str]) -> None:
         truths = Truths(group, cfg)
         results = {}
         rows = chosen(group.world_size, only)
-        print_on_rank_0(f"in multiples of S, the {truths.size:,} bytes of all parameters of the dense model")
-        print_on_rank_0(HEADING)
         for name, build in rows.items():
             results[name] = prove(name, build, truths.job(name)) | {"size": truths.size}
-            everyone = [results[name]] * group.world_size
-            dist.all_gather_object(everyone, results[name])
-            print_on_rank_0(line_of(name, everyone, truths.size))
+        print_on_rank_0(f"S is {truths.size:,} bytes. Rows: {'; '.join(results)}")
         print_on_rank_0(
-            "all: loss, gradients, parameters, norm as one process; calls, bytes, storage as the formula"
+            "each: loss, gradients, parameters, norm as one process; calls, bytes, storage as the formula"
         )
         if only:
             return

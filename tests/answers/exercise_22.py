@@ -66,6 +66,18 @@ ANSWERS = [
         told="shards lie over dp and cp together",
     ),
     Wrong(
+        what="Shards over all ranks, those along tp too.",
+        old='joined = mesh["dp", "cp"]._flatten("dp_cp")\n',
+        new='joined = mesh._flatten("all")\n',
+        told="all ranks together hold 1 times tokens.weight, expected 3: ranks along tp keep the same",
+    ),
+    Wrong(
+        what="Makes the root the only unit.",
+        old="fully_shard(block, mesh=joined)",
+        new="pass",
+        told="block 0 is no unit, so it is gathered with everything else",
+    ),
+    Wrong(
         what="Shards nothing.",
         old=SHARD,
         new="return None",

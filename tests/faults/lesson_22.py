@@ -81,9 +81,17 @@ FAULTS: list[Fault] = [
         lab="22_table",
         old="else wire_bytes() - before",
         new="else 0",
-        told="asked for and on the wire",
+        told="required and on the wire",
         ranks=4,
         arguments=("--only", "DDP"),
+    ),
+    Fault(
+        lab="22_torch",
+        old=".square().mean()",
+        new=".square().sum()",
+        told="lab_22_torch, step 0: loss",
+        run="22_load",
+        ranks=4,
     ),
     Fault(
         lab="22_load",

@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shared.comm.broadcast import broadcast_from_rank_0
@@ -77,7 +78,8 @@ def check_part(what: str, found: torch.Tensor, batch: torch.Tensor, mesh: Device
     raise Wrong(f"{what}: own_part returns other rows or positions than those of this rank's place")
 
 
-def check_shards(what: str, model: nn.Module, whole: dict, ranks: int) -> None:
+def check_shards(what: str, model: nn.Module, whole: dict, sizes: Sizes) -> None:
+    ranks = sizes["dp"] * sizes["cp"]
     for name, p in model.named_parameters():
         if not isinstance(p, DTensor):
             raise Wrong(f"{what}: {name} is not sharded")
@@ -88,6 +90,17 @@ def check_shards(what: str, model: nn.Module, whole: dict, ranks: int) -> None:
                 f"{what}: a rank keeps {len(p.to_local())} of {rows} rows of {name}, expected are at most "
                 f"{most}: shards lie over dp and cp together"
             )
+        numbers = torch.tensor(p.to_local().numel(), device=p.device)
+        dist.all_reduce(numbers)
+        copies = numbers.item() / p.numel()
+        if copies != sizes["tp"]:
+            raise Wrong(
+                f"{what}: all ranks together hold {copies:g} times {name}, expected {sizes['tp']}: "
+                "ranks along tp keep the same"
+            )
+    for number, block in enumerate(model.blocks):
+        if not isinstance(block, FSDPModule):
+            raise Wrong(f"{what}: block {number} is no unit, so it is gathered with everything else")
 
 
 def ratio_of(ours: torch.Tensor, truth: torch.Tensor) -> float | None:
@@ -134,7 +147,7 @@ def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
     model = copy.deepcopy(alone)
     whole = {name: p.detach().clone() for name, p in alone.named_parameters()}
     answer.shard(model, mesh)
-    check_shards(what, model, whole, sizes["dp"] * sizes["cp"])
+    check_shards(what, model, whole, sizes)
     for step in range(STEPS):
         tokens, labels = batch_of(step, group)
         parts = [answer.own_part(tensor.clone(), mesh) for tensor in (tokens, labels)]
