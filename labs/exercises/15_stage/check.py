@@ -17,7 +17,7 @@ TOLERANCE = 1e-12  # float64
 
 
 class Stage(nn.Module):
-    """Two blocks. Each reads ``x`` and ``x0``, (rows, width). The first stage has the embedding before them."""
+    """Two blocks that read ``x`` and ``x0``, (rows, width). The first stage has the embedding before them."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
