@@ -1,14 +1,15 @@
-"""DDP over the model of lab_15_toy equals one process.
+"""A model on two devices, alone and inside DDP: each process has two devices of its own.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_ddp.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_15_ddp.py
 Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from lab_15_toy import ToyMpModel, train_step, two_devices
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,6 +27,38 @@ class Config:
     tolerance: float = 1e-12  # float64
 
 
+class ToyMpModel(nn.Module):
+    """(batch, 64) to (batch, 10), one layer on each device. The output stays on the second device."""
+
+    def __init__(self, first: torch.device, second: torch.device, hidden: int = 128) -> None:
+        super().__init__()
+        self.front = nn.Linear(64, hidden, device=first)
+        self.back = nn.Linear(hidden, 10, device=second)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.front(x.to(self.front.weight.device)))
+        return self.back(hidden.to(self.back.weight.device))
+
+
+def two_devices() -> tuple[torch.device, torch.device]:
+    """GPUs 2 r and 2 r + 1 for the process of *local* rank r; the CPU twice where there are too few GPUs."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.accelerator.device_count() < 2 * int(os.environ["LOCAL_WORLD_SIZE"]):
+        return torch.device("cpu"), torch.device("cpu")
+    kind = torch.accelerator.current_accelerator().type
+    return torch.device(kind, 2 * local_rank), torch.device(kind, 2 * local_rank + 1)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    """One step, with or without DDP; the labels go where the output is."""
+    optimizer.zero_grad()
+    output = model(x)
+    loss = F.cross_entropy(output, y.to(output.device))
+    loss.backward()  # the gradient goes back from the second device to the first by itself
+    optimizer.step()
+    return loss.item()
+
+
 def build(seed: int, devices: tuple, cfg: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = ToyMpModel(*devices).double()
@@ -37,11 +70,11 @@ reference = build  # one process, from rank 0's seed, without DDP
 
 def main(cfg: Config) -> None:
     devices = two_devices()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")  # on GPUs as well: a group of nccl has one device, this model has two
     rank, world_size = dist.get_rank(), dist.get_world_size()
     alone, alone_optimizer = reference(0, devices, cfg)
     model, optimizer = build(rank, devices, cfg)  # another model on each rank
-    ddp = DistributedDataParallel(model)  # makes the ranks equal
+    ddp = DistributedDataParallel(model)  # device_ids and output_device stay None
     data = load_images("digits")
     x = data.train_x[: cfg.batch].flatten(1).double()
     y = data.train_y[: cfg.batch]

@@ -1,6 +1,6 @@
 """The stages of lab_15_stages equal one process, and no process ever holds more than its own.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_equal.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_15_equal.py
 Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 

@@ -1,6 +1,6 @@
 """One model over several processes: each builds and trains its own layers, a stage of the model.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_15_stages.py
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_15_stages.py
 Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 """
 

@@ -1,4 +1,4 @@
-"""torch's sharded optimizer beside the plain one after every step; Muon on FSDP2, and what it sends.
+"""The optimizer of lab_18_torch beside the plain one after every step, and what it sends.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_equal.py
 Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
@@ -8,15 +8,13 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from lab_18_torch import wrap
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
+from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
@@ -30,7 +28,6 @@ from shared.training.side_by_side import loss_of
 class Config:
     steps: int = 4
     tolerance: float = 1e-12  # float64
-    bfloat16: float = 0.05  # Muon orthogonalizes in bfloat16
 
 
 OPTIMIZERS = {
@@ -66,8 +63,7 @@ def compare(name: str, cfg: Config, group: Group) -> dict[str, int]:
     alone = reference(group)
     plain = kind(groups_of(alone), **options)
     net = build(group.rank, group)  # seeds differ by rank
-    ddp = DistributedDataParallel(net, find_unused_parameters=True)
-    sharded = ZeroRedundancyOptimizer(groups_of(net), kind, **options)
+    ddp, sharded = wrap(net, kind, find_unused=True, **options)
     for step in range(cfg.steps):
         for optimizer in (plain, sharded):
             optimizer.zero_grad()
@@ -81,8 +77,8 @@ def compare(name: str, cfg: Config, group: Group) -> dict[str, int]:
         assert_all_equal(what, parameters(net), parameters(alone), cfg.tolerance)
         assert_same_on_every_rank(what, parameters(net))
 
-    tensors = len(list(alone.parameters()))
-    assert log.counts()["broadcast"] == tensors, "each parameter is sent by itself"
+    if log.counts()["broadcast"] != ranks:
+        raise CourseError(f"{name}: {log.counts()['broadcast']} broadcasts in a step, expected {ranks}")
     sharded.consolidate_state_dict(to=0)
     if group.rank == 0:
         same_state(name, sharded.state_dict(), plain.state_dict(), cfg.tolerance)
@@ -99,36 +95,15 @@ def same_state(what: str, ours: dict, plain: dict, tolerance: float) -> None:
                 assert_equal(f"{what}: {key} {number}", ours["state"][number][key], value.cpu(), tolerance)
 
 
-def muon_update(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """What one step of Muon adds to a matrix, or to some rows of it as if they were the matrix."""
-    p = nn.Parameter(weight.clone())
-    p.grad = gradient
-    torch.optim.Muon([p], lr=1.0, weight_decay=0.0).step()
-    return p.detach() - weight
-
-
-def muon_on_fsdp(cfg: Config, group: Group) -> None:
-    """On a matrix that FSDP2 has cut, torch's Muon makes one process's step; on a rank's rows another."""
-    generator = torch.Generator().manual_seed(18)
-    weight, gradient = torch.randn(2, 64, 64, generator=generator).to(group.device)
-    truth = muon_update(weight, gradient)
-    layer = nn.Linear(64, 64, bias=False, device=group.device)
-    layer.weight = nn.Parameter(weight.clone())
-    fully_shard(layer, mesh=init_device_mesh(group.device.type, (group.world_size,)))
-    shards = layer.weight
-    shards.grad = distribute_tensor(gradient, shards.device_mesh, shards.placements)
-    with CommDebugMode() as calls:
-        torch.optim.Muon([shards], lr=1.0, weight_decay=0.0).step()
-    error = (shards.full_tensor().detach() - weight - truth).norm() / truth.norm()
-    assert error < cfg.bfloat16, f"Muon on FSDP2 is off by {error:.0%}"
-    mine = torch.arange(64).tensor_split(group.world_size)[group.rank]
-    bare = muon_update(weight[mine], gradient[mine]) - truth[mine]
-    assert group.world_size == 1 or bare.norm() > 0.1 * truth[mine].norm()
-    made = ", ".join(f"{number} x {str(op).split('.')[-1]}" for op, number in calls.get_comm_counts().items())
-    print_on_rank_0(f"Muon on FSDP2: off by {error:.1%}; for one matrix {made or 'no call'}")
-    print_on_rank_0(
-        f"Muon on a rank's rows alone: off by {bare.norm() / truth[mine].norm():.0%}, without an error"
-    )
+def broadcasts_by_default(group: Group) -> int:
+    """What a step sends if ``parameters_as_bucket_view`` stays False."""
+    net = build(0, group)
+    ddp = DistributedDataParallel(net, find_unused_parameters=True)
+    sharded = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.01)
+    loss_of(ddp, load_images("digits"), group.rank, 0).backward()
+    with record() as log:
+        sharded.step()
+    return log.counts()["broadcast"]
 
 
 def main(cfg: Config) -> None:
@@ -138,7 +113,7 @@ def main(cfg: Config) -> None:
             counted = compare(name, cfg, group)
             calls = ", ".join(f"{number} x {call}" for call, number in counted.items())
             print_on_rank_0(f"{name}: equal after each of {cfg.steps} steps; a step is {calls}")
-        muon_on_fsdp(cfg, group)
+        print_on_rank_0(f"by default a step is {broadcasts_by_default(group)} x broadcast")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Three ways to get it wrong: nobody sends, half a state is saved, the state was not gathered.
+"""Four ways to get it wrong: nobody sends, half a state is saved, it was not gathered, nothing is stepped.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_18_faults.py
 Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 """
 
+import logging
 import warnings
 from dataclasses import dataclass
 
@@ -118,6 +119,22 @@ def not_gathered(group: Group, cfg: Config) -> None:
         print(f"one step later: hands out a state whose parameters have made {steps} steps")
 
 
+def overlap_alone(group: Group, cfg: Config) -> None:
+    """With ``overlap_with_ddp=True`` the steps belong in a hook of DDP; ``step()`` logs a warning."""
+    logging.getLogger("torch.distributed.optim.zero_redundancy_optimizer").setLevel(logging.ERROR)
+    ddp = DistributedDataParallel(build_model(group, cfg))
+    overlap = {"overlap_with_ddp": True}
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.05, **overlap)
+    before = [p.detach().clone() for p in ddp.parameters()]
+    train(ddp, optimizer, cfg.steps, group)
+    moved = sum(not torch.equal(p, old) for p, old in zip(ddp.parameters(), before, strict=True))
+    if moved:
+        raise CourseError(f"overlap_with_ddp=True alone has moved {moved} parameters")
+    print_on_rank_0(
+        f"overlap_with_ddp=True alone: {cfg.steps} steps have moved {moved} of {len(before)} parameters"
+    )
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -133,6 +150,7 @@ def main(cfg: Config) -> None:
             if (outcome == "equal to the unbroken run") != (save_whole or group.world_size == 1):
                 raise CourseError(f"{how}: {outcome}, which is not what this lab shows")
         not_gathered(group, cfg)
+        overlap_alone(group, cfg)
 
 
 if __name__ == "__main__":

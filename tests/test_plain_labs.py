@@ -29,7 +29,6 @@ JOINS_IN_ITS_OWN_WAY = {
     "lab_10_train": "the script has options",
     "lab_11_loop": "an example, gloo",
     "lab_13_restart": "a store for each attempt, which torchrun may restart",
-    "lab_15_toy": "two devices a process, gloo",
     "lab_26_look": "hangs on purpose, gloo",
 }
 

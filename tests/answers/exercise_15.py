@@ -1,62 +1,85 @@
 """Answers to exercise 15."""
 
-from tests.planted import Right, Wrong
+from tests.planted import Right, Wrong, solved
 
-MEAN = """
-mean = torch.tensor(seconds, dtype=torch.float64)
-dist.all_reduce(mean)
-mean /= dist.get_world_size()
-"""
-CUT = "return min(range(1, len(layers)), key=lambda cut: max(mean[:cut].sum(), mean[cut:].sum()).item())"
+BACKWARD = "torch.autograd.backward([y, passed_on], gradients)"
 
 ANSWERS = [
     Wrong(
-        what="The ranks average their cuts instead of their times.",
-        old=(MEAN, CUT),
-        new=(
-            "mean = torch.tensor(seconds, dtype=torch.float64)",
-            """
-            own = min(range(1, len(layers)), key=lambda cut: max(mean[:cut].sum(), mean[cut:].sum()).item())
-            cuts = torch.tensor(float(own))
-            dist.all_reduce(cuts)
-            return round(cuts.item() / dist.get_world_size())
-            """,
-        ),
-        told="a large head: cut after 10 of 12 layers",
+        what="Calls backward of y alone: what the others ask of x0 is lost.",
+        old=BACKWARD,
+        new="y.backward(gradients[0])",
+        told="the gradient of embed.weight lacks the gradient of x0 from rank 1 and those behind it",
     ),
     Wrong(
-        what="Measures the first call.",
-        old="range(2)",
-        new="range(1)",
-        told="(a layer was called only once)",
+        what="A rank in the middle sends back what its own blocks ask of x0, and nothing from behind.",
+        old=BACKWARD,
+        new="torch.autograd.backward([y, passed_on][: 2 - rank], gradients[: 2 - rank])",
+        told="the gradient of embed.weight lacks the gradient of x0 from rank 2",
     ),
     Wrong(
-        what="Each rank trusts its own times.",
-        old=MEAN,
-        new="mean = torch.tensor(seconds, dtype=torch.float64)",
-        told="DDP needs the same model on each",
+        what="Receives x0 first, which is sent second.",
+        old="for arriving in (x, x0):",
+        new="for arriving in (x0, x):",
+        told="do x and x0 arrive in the order in which they are sent?",
     ),
     Wrong(
-        what="Measures each layer on the first input.",
-        old="inputs = layer(inputs)",
-        new="layer(inputs)",
-        told="was called with another input than the output of the layer before",
+        what="Divides the loss by the number of ranks, as if they had different data.",
+        old="loss.backward()",
+        new="(loss / (last + 1)).backward()",
+        told="times too small: nothing is to be averaged here",
+    ),
+    Wrong(
+        what="Waits for no gradient: the first ranks never call backward.",
+        old=f"\n{BACKWARD}\n",
+        new="""
+        if rank > 0:
+            x.grad, x0.grad = gradients
+        """,
+        told="has no gradient: no backward has reached this rank's stage",
+    ),
+    Wrong(
+        what="Sends back the gradient that came, instead of that of its own inputs.",
+        old="dist.send(leaf.grad, dst=rank - 1)",
+        new="dist.send(leaf.grad if rank == last else gradients[leaf is x0], dst=rank - 1)",
+        told="is not that of one process: it is off by",
+    ),
+    Wrong(
+        what="Tells the loss to all ranks.",
+        old="return loss.detach()",
+        new="""
+        loss = loss.detach()
+        dist.broadcast(loss, src=last)
+        return loss
+        """,
+        told="it calls broadcast; send and recv are enough",
     ),
     Right(
-        what="Only rank 0 looks for the cut, from everybody's times, and tells the others.",
-        old=(MEAN, CUT),
-        new=(
-            """
-            everyones = [None] * dist.get_world_size()
-            dist.all_gather_object(everyones, seconds)
-            chosen = [0]
-            if dist.get_rank() == 0:
-                total = [sum(times) for times in zip(*everyones, strict=True)]
-                cuts = range(1, len(layers))
-                chosen[0] = min(cuts, key=lambda cut: max(sum(total[:cut]), sum(total[cut:])))
-            dist.broadcast_object_list(chosen, src=0)
-            """,
-            "return chosen[0]",
-        ),
+        what="Sends and receives both tensors at once, and calls backward for one after the other.",
+        old=solved("15_stage", "forward_backward"),
+        new="""
+        def exchange(call, tensors, peer):
+            for work in [call(tensor, peer) for tensor in tensors]:
+                work.wait()
+
+        came = [torch.empty_like(like) for _ in range(2)]
+        if rank > 0:
+            exchange(dist.irecv, came, rank - 1)
+        leaves = [tensor.requires_grad_() for tensor in came]
+        y, passed_on = stage(*leaves) if rank > 0 else stage(inputs, None)
+        if rank == last:
+            loss = F.cross_entropy(y, labels)
+            loss.backward()
+        else:
+            exchange(dist.isend, [y.detach(), passed_on.detach()], rank + 1)
+            gradients = [torch.empty_like(like) for _ in range(2)]
+            exchange(dist.irecv, gradients, rank + 1)
+            y.backward(gradients[0], retain_graph=True)
+            passed_on.backward(gradients[1])
+            loss = y.new_zeros(())
+        if rank > 0:
+            exchange(dist.isend, [leaf.grad for leaf in leaves], rank - 1)
+        return loss.detach()
+        """,
     ),
 ]

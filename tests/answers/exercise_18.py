@@ -89,6 +89,28 @@ ANSWERS = [
         told="was stepped with the sum of the gradients",
     ),
     Wrong(
+        what="Divides by the number of ranks that used the parameter.",
+        old=(
+            "gradient = torch.zeros_like(p) if p.grad is None else p.grad",
+            "gradient / self.ranks",
+        ),
+        new=(
+            """
+            users = torch.tensor(float(p.grad is not None))
+            dist.all_reduce(users)
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            """,
+            "gradient / users.item()",
+        ),
+        told="was stepped with the mean over the ranks that used it",
+    ),
+    Wrong(
+        what="Gives out the parameters in their order, not the largest first.",
+        old="sorted(range(len(self.params)), key=lambda i: self.params[i].nbytes, reverse=True)",
+        new="range(len(self.params))",
+        told="in which order were the parameters given out?",
+    ),
+    Wrong(
         what="Each rank steps everything, as with DDP.",
         old=("optimizer_class(mine, **options)", REDUCE, SEND),
         new=("optimizer_class(self.params, **options)", ALL_REDUCE, ""),

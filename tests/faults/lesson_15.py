@@ -19,17 +19,16 @@ FAULTS: list[Fault] = [
     ),
     Fault(lab="15_stages", old="        optimizer.step()\n", new="", told="the model has not learned"),
     Fault(
-        lab="15_toy",
+        lab="15_ddp",
         old="self.back(hidden.to(self.back.weight.device))",
         new="self.back(hidden.detach().to(self.back.weight.device))",
         told="gradient back.weight: differs by",
-        run="15_ddp",
     ),
     Fault(
         lab="15_idle",
-        old="build(cfg), [device] * cfg.layers",
-        new="build(cfg), [0] * cfg.layers",
-        told="two independent models: the devices were to work at once at times",
+        old="places = [0] * cut + [1] * (cfg.layers - cut)",
+        new="places = [0] * cfg.layers",
+        told="micro-batches: the devices were to work at once at times",
         ranks=0,
     ),
     Fault(

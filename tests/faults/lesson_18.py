@@ -56,16 +56,18 @@ FAULTS: list[Fault] = [
         told="torch's ZeRO-1: state 2.00 S",
     ),
     Fault(
-        lab="18_equal",
-        old="/ ranks).backward()",
-        new=").backward()",
+        lab="18_torch",
+        old="return ddp, optimizer",
+        new="return model, optimizer",
         told="Adam, step 0 first.weight: differs by",
+        run="18_equal",
     ),
     Fault(
-        lab="18_equal",
-        old="torch.optim.Muon([shards]",
-        new="torch.optim.Muon([nn.Parameter(weight)]",
-        told="Muon on FSDP2 is off",
+        lab="18_torch",
+        old="parameters_as_bucket_view=True",
+        new="parameters_as_bucket_view=False",
+        told="broadcasts in a step, expected",
+        run="18_equal",
     ),
     Fault(
         lab="18_faults",
@@ -78,5 +80,11 @@ FAULTS: list[Fault] = [
         old="    optimizer.consolidate_state_dict(to=0)\n    train(ddp, optimizer, 1, group)\n",
         new="    train(ddp, optimizer, 1, group)\n    optimizer.consolidate_state_dict(to=0)\n",
         told="the state's parameters have made [2] steps",
+    ),
+    Fault(
+        lab="18_faults",
+        old='{"overlap_with_ddp": True}',
+        new='{"overlap_with_ddp": False}',
+        told="overlap_with_ddp=True alone has moved",
     ),
 ]
