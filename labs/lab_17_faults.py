@@ -1,4 +1,4 @@
-"""Nine mistakes of tensor parallelism: most of them raise no error, so something has to look.
+"""Ten mistakes of tensor parallelism: most of them raise no error, so something has to look.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_17_faults.py
 Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
@@ -7,14 +7,17 @@ Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 import logging
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import lab_17_gpt as tp
 import lab_17_plans as plans
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from lab_17_gpt import Config
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from shared.runtime.errors import CourseError, ParityError
@@ -122,6 +125,7 @@ def heads_that_do_not_divide(here: Setting) -> str:
 
 
 def a_typo_in_the_plan(here: Setting) -> str:
+    """In both layers of an MLP: nothing is split, and only the memory is wrong. In one layer: an error."""
     plan = plans.plan_of(sequence=False)
     for layer in ("up", "down"):
         plan[f"blocks.*.mpl.{layer}"] = plan.pop(f"blocks.*.mlp.{layer}")
@@ -136,7 +140,14 @@ def a_typo_in_the_plan(here: Setting) -> str:
     )
     assert_same_training("a typo", ours, alone, here.cfg.tolerance)
     complaint = error_of(plans.assert_carried_out, model)
-    return f"warns: {', '.join(warned)}; parity: equal; our check: {complaint}"
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it shows the error, too
+    plan = plans.plan_of(sequence=False)
+    plan["blocks.*.mpl.up"] = plan.pop("blocks.*.mlp.up")
+    with warnings.catch_warnings(), plans.loss_parallel():
+        warnings.simplefilter("ignore")
+        model = plans.parallelized(here.model(), here.mesh, plan)
+        refusal = error_of(tp.loss_alone(here.cfg), model, 0)
+    return f"warns: {', '.join(warned)}; parity: equal; our check: {complaint}; in one layer alone: {refusal}"
 
 
 def the_tie_is_lost(here: Setting) -> str:
@@ -177,6 +188,32 @@ def one_call_for_all_parameters(here: Setting) -> str:
     return error_of(optimizer.step)
 
 
+def log_softmax_inside_of_loss_parallel(here: Setting) -> str:
+    """A loss of log-probabilities that is no cross-entropy: pytorch#190746."""
+    ranks = here.group.world_size
+    generator = torch.Generator().manual_seed(17)
+    logits, weights = torch.randn(2, 4, 8 * ranks, dtype=torch.float64, generator=generator).to(
+        here.group.device
+    )
+    alone = logits.clone().requires_grad_()
+    loss_alone = (F.log_softmax(alone, -1) * weights).sum()
+    loss_alone.backward()
+    verdicts = []
+    for where, context in (("outside", nullcontext()), ("inside", plans.loss_parallel())):
+        split = distribute_tensor(logits, here.mesh, [Shard(1)]).requires_grad_()
+        with context:
+            loss = (F.log_softmax(split, -1) * distribute_tensor(weights, here.mesh, [Shard(1)])).sum()
+            loss.backward()
+        assert torch.allclose(plans.full(loss), loss_alone, rtol=0, atol=1e-12)
+        gradient = plans.full(split.grad)
+        off = (gradient - alone.grad).abs().max().item()
+        verdict = "right" if off < 1e-12 else f"off by {off:.2f}"
+        if torch.equal(gradient, weights):
+            verdict += ", it went through log_softmax unchanged"
+        verdicts.append(f"{where} loss right, gradient {verdict}")
+    return "; ".join(verdicts)
+
+
 MIXED = "got mixed torch.Tensor and DTensor"
 # {mistake: (how to make it, words that must be in what is said)}
 MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
@@ -184,11 +221,18 @@ MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
     "heads not divided": (no_division_of_heads, "parity, step 0: loss: differs"),
     "heads that do not divide": (heads_that_do_not_divide, "heads cannot be divided by"),
     "a batch of its own for each rank": (a_batch_per_rank, "differs, beside rank 0's batch and beside all"),
-    "a typo in the plan": (a_typo_in_the_plan, "mlp.up.weight is whole on each rank"),
+    "a typo in the plan": (
+        a_typo_in_the_plan,
+        "mlp.up.weight is whole on each rank: does the plan name it rightly?; in one layer alone: a and b",
+    ),
     "the tie": (the_tie_is_lost, "before True, after False"),
     "what the plan does not name": (what_the_plan_does_not_name, "positions.weight: ranks 1 and up differ"),
     "the loss outside of loss_parallel": (loss_outside_of_its_context, MIXED),
     "foreach with plain parameters": (one_call_for_all_parameters, MIXED),
+    "log_softmax in loss_parallel": (
+        log_softmax_inside_of_loss_parallel,
+        "outside loss right, gradient right; inside loss right, gradient off by",
+    ),
 }
 
 

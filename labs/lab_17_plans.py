@@ -1,4 +1,4 @@
-"""torch's plans: `parallelize_module` splits the same GPT, with the same collectives as by hand.
+"""torch's plans on the GPT: `parallelize_module` makes the same collectives as we do by hand.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_17_plans.py
 Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
@@ -11,6 +11,7 @@ import lab_17_gpt as tp
 import torch
 import torch.nn.functional as F
 from lab_17_gpt import Config
+from lab_17_torch import plan_of_block
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -38,6 +39,19 @@ SPLIT = (*tp.SPLIT_BY_ROWS_OF_WEIGHT, *tp.SPLIT_BY_COLUMNS_OF_WEIGHT, "head")
 SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS"}
 
 
+def without_sequence() -> dict[str, ParallelStyle]:
+    """The plan of a block that takes and returns the whole sequence on each rank."""
+    return {
+        "attention": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate()),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
+
+
 def plan_of(sequence: bool, attention: bool = True, split_loss: bool = True) -> dict[str, ParallelStyle]:
     """What parallelize_module is to do with each module.
 
@@ -49,26 +63,19 @@ def plan_of(sequence: bool, attention: bool = True, split_loss: bool = True) -> 
     between = Shard(1) if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {
         "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "blocks.*.mlp.up": ColwiseParallel(input_layouts=between),
-        "blocks.*.mlp.down": RowwiseParallel(output_layouts=between),
         "head": ColwiseParallel(
             input_layouts=between,
             output_layouts=Shard(-1) if split_loss else Replicate(),
             use_local_output=not split_loss,
         ),
     }
+    of_block = plan_of_block() if sequence else without_sequence()
+    for name, style in of_block.items():
+        if attention or not name.startswith(("norm1", "attention")):
+            plan[f"blocks.*.{name}"] = style
     if sequence:
-        plan["blocks.*.norm2"] = SequenceParallel()
         plan["norm"] = SequenceParallel()
-    if attention:
-        plan["blocks.*.attention"] = PrepareModuleInput(
-            input_layouts=between, desired_input_layouts=Replicate()
-        )
-        for name in ("query", "key", "value"):
-            plan[f"blocks.*.attention.{name}"] = ColwiseParallel()
-        plan["blocks.*.attention.out"] = RowwiseParallel(output_layouts=between)
     if attention and sequence:
-        plan["blocks.*.norm1"] = SequenceParallel()
         plan["positions"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
     return plan
 

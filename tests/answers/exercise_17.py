@@ -3,7 +3,7 @@
 from tests.planted import Right, Wrong, solved
 
 SUM = """
-total = x.clone()
+total = x.clone(memory_format=torch.contiguous_format)
 dist.all_reduce(total)
 return total
 """
@@ -45,12 +45,12 @@ ANSWERS = [
     Wrong(
         what="Sums in float32.",
         old=SUM,
-        new=SUM.replace("x.clone()", "x.float()").replace("return total", "return total.to(x.dtype)"),
+        new=SUM.replace("x.clone(", "x.float().clone(").replace("return total", "return total.to(x.dtype)"),
         told="is right to float32 alone",
     ),
     Wrong(
         what="Sums in place.",
-        old="total = gradient.clone()",
+        old="total = gradient.clone(memory_format=torch.contiguous_format)",
         new="total = gradient",
         told="CopyToRanks.backward changes the gradient",
     ),
@@ -81,7 +81,7 @@ ANSWERS = [
     ),
     Wrong(
         what="Averages gradients, as data parallel training does.",
-        old="total = gradient.clone()",
+        old="total = gradient.clone(memory_format=torch.contiguous_format)",
         new="total = gradient / dist.get_world_size()",
         told="is the mean of what the ranks have",
     ),
@@ -118,6 +118,11 @@ ANSWERS = [
         old="whole.gate.weight.detach().chunk(ranks, 0)[rank].clone()",
         new="whole.gate.weight.detach().chunk(ranks, 0)[rank]",
         told="gate_weight is a view",
+    ),
+    Right(
+        what="Clones as the tensor lies.",
+        old=("gradient.clone(memory_format=torch.contiguous_format)", SUM),
+        new=("gradient.clone()", SUM.replace("memory_format=torch.contiguous_format", "")),
     ),
     Right(
         what="gate and up are one product, and the sums are torch's functional all-reduce.",

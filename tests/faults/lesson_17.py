@@ -48,6 +48,33 @@ FAULTS: list[Fault] = [
     ),
     Fault(lab="17_plans", old="heads //= mesh.size()", new="heads //= 1", told="TP, step 0: loss: differs"),
     Fault(
+        lab="17_torch",
+        old="    block.attention.heads //= ranks  # no plan does this\n",
+        new="",
+        told="the output differs",
+    ),
+    Fault(
+        lab="17_torch",
+        old="y.square().sum()",
+        new="y.square().mean()",
+        told="the gradient's norm differs",
+    ),
+    Fault(
+        lab="17_torch",
+        old="    norm = nn.utils.clip_grad_norm_(block.parameters(), max_norm=1.0)\n",
+        new="    gradients = [p.grad for p in block.parameters()]\n"
+        "    norm = nn.utils.get_total_norm(gradients)\n"
+        "    own = nn.utils.get_total_norm([getattr(g, '_local_tensor', g) for g in gradients]).item()\n"
+        "    nn.utils.clip_grads_with_norm_(block.parameters(), 1.0, torch.tensor(own))\n",
+        told="norm1.weight differs",
+    ),
+    Fault(
+        lab="17_faults",
+        old='("inside", plans.loss_parallel())',
+        new='("inside", nullcontext())',
+        told="inside loss right, gradient right' is not what",
+    ),
+    Fault(
         lab="17_faults",
         old="enter=lambda x, _: x",
         new="enter=tp.CopyToRanks.apply",
