@@ -71,6 +71,16 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
         missing=needs.slurm,
     ),
     Fault(
+        lab="27_per_gpu.sbatch",
+        old="LOCAL_RANK=$SLURM_LOCALID",
+        new="LOCAL_RANK=$SLURM_PROCID",
+        told="node, rank, local rank and world size of the ranks: expected",
+        run="27_per_gpu",
+        ranks=0,
+        launch="python",
+        missing=needs.slurm,
+    ),
+    Fault(
         lab="27_requeue",
         old='"--signal=USR1", "--batch"',
         new='"--signal=USR1"',
