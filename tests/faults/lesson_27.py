@@ -61,8 +61,8 @@ SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
     ),
     Fault(
         lab="27_train.sbatch",
-        old="srun --kill-on-bad-exit=1 torchrun",
-        new="srun torchrun",
+        old="srun --kill-on-bad-exit=1 ",
+        new="srun ",
         told="failure: waited for the end of a job of which a rank has failed",
         run="27_notice",
         arguments=("failure",),
