@@ -11,7 +11,17 @@ from threading import Event
 import lab_23_weights as weights
 import torch
 import torch.distributed as dist
-from lab_23_weights import Jobs, all_boxes, ask_all, build, divide_jobs, generate, serve, to_call
+from lab_23_weights import (
+    Jobs,
+    all_boxes,
+    ask_all,
+    build,
+    divide_jobs,
+    generate,
+    results_of,
+    serve,
+    to_call,
+)
 from torch import nn
 from torch.distributed import rpc
 
@@ -87,7 +97,7 @@ def bytes_sent(workers: list[str], jobs: Jobs, device: torch.device, cfg: Config
 def check_arrival(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str], version: int) -> None:
     """Each generator must hold, bit for bit, its part of what the trainers have. Collective among them."""
     whole = {name: parameter.full_tensor().cpu() for name, parameter in policy.named_parameters()}
-    answers = torch.futures.wait_all(ask_all(workers, "generate", 0))
+    answers = results_of(ask_all(workers, "generate", 0))
     for rank, worker, answer in zip(jobs.generators, workers, answers, strict=False):
         for name, part in rpc.rpc_sync(worker, parts_here).items():
             if answer["version"] != version or not torch.equal(part, whole[name][boxes[rank][name]]):
@@ -102,7 +112,7 @@ def prove_moves(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str], 
         before = bytes_sent(workers, jobs, device, cfg)
         calls = ask_all(workers, "receive", move, version)
         arrived = move(policy, boxes, jobs)
-        arrived = total(arrived + sum(torch.futures.wait_all(calls)), jobs, device)
+        arrived = total(arrived + sum(results_of(calls)), jobs, device)
         after = bytes_sent(workers, jobs, device, cfg)
         check_arrival(policy, boxes, jobs, workers, version)
         expected = expected_bytes(policy, jobs, move.__name__)
@@ -130,6 +140,18 @@ def prove_overlap(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str]
     print_on_rank_0(f"{cfg.versions - 1} steps of training, each while the next answers were made")
 
 
+def prove_errors(workers: list[str]) -> None:
+    """A task that fails: its caller raises the error. The generator must serve on, or nobody would end."""
+    for worker in workers:
+        calls = ask_all([worker], "generate", "no number")
+        try:
+            results_of(calls)
+        except TypeError:
+            continue
+        raise CourseError(f"a task failed on {worker}, and its caller was not told")
+    print_on_rank_0("a task that fails: its caller raises the error, and the generator serves on")
+
+
 def main(cfg: Config) -> None:
     weights.PROMPT, weights.HIDDEN, weights.ANSWERS = cfg.sizes
     weights.generate = watched_generate
@@ -145,7 +167,8 @@ def main(cfg: Config) -> None:
                 workers = to_call(jobs)
                 prove_overlap(policy, boxes, jobs, workers, cfg)
                 prove_moves(policy, boxes, jobs, workers, cfg)
-                torch.futures.wait_all(ask_all(workers, "stop"))
+                prove_errors(workers)
+                results_of(ask_all(workers, "stop"))
 
 
 if __name__ == "__main__":

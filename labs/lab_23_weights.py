@@ -181,17 +181,23 @@ def ask(task: str, *arguments: object) -> torch.futures.Future:
 
 
 def serve(policy: nn.Module, boxes: list, jobs: Jobs) -> None:
-    """What a generator does: its tasks, one after the other, until it is asked to stop."""
+    """What a generator does: its tasks, one after the other, until it is asked to stop.
+
+    A task that fails ends nothing here: its caller gets the error, and raises it.
+    """
     version = 0  # of the weights
     task = ""
     while task != "stop":
         answer, task, arguments = TASKS.get()
         result = None
-        if task == "generate":
-            result = generate(policy, version, *arguments)
-        if task == "receive":
-            move, version = arguments
-            result = move(policy, boxes, jobs)
+        try:
+            if task == "generate":
+                result = generate(policy, version, *arguments)
+            if task == "receive":
+                move, version = arguments
+                result = move(policy, boxes, jobs)
+        except Exception as error:
+            result = error
         answer.set_result(result)
 
 
@@ -224,6 +230,15 @@ def ask_all(workers: list[str], task: str, *arguments: object) -> list[torch.fut
     return [rpc.rpc_async(worker, ask, args=(task, *arguments)) for worker in workers]
 
 
+def results_of(calls: list[torch.futures.Future]) -> list:
+    """What the calls return, when all have ended. Raises the error of a task that failed."""
+    results = torch.futures.wait_all(calls)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
 def to_call(jobs: Jobs) -> list[str]:
     """Whom this rank calls: the first trainer calls all generators, nobody else calls."""
     first = dist.get_rank() == jobs.trainers[0]
@@ -240,14 +255,14 @@ def lead(policy: nn.Module, boxes: list, jobs: Jobs, versions: int) -> dict:
         if batch is not None:
             train(policy, optimizer, batch, jobs)  # meanwhile, on answers of the version before
             assert batch["version"] == version - 1
-        fresh = torch.futures.wait_all(calls)[:1] or [None]
+        fresh = results_of(calls)[:1] or [None]
         dist.broadcast_object_list(fresh, src=jobs.trainers[0], group=jobs.training)
         batch = fresh[0]
 
         move = move_whole if version % 2 == 0 else move_slices
         calls = ask_all(workers, "receive", move, version + 1)
         arrived = move(policy, boxes, jobs)
-        there = torch.futures.wait_all(calls)  # all generators have the new weights
+        there = results_of(calls)  # all generators have the new weights
         if there and version < 2:
             print(f"{move.__name__}: {arrived:,} bytes arrive at a trainer, {there[0]:,} at a generator")
     return batch
@@ -263,7 +278,7 @@ def main() -> None:
         serve(policy, boxes, jobs)
     else:
         batch = lead(policy, boxes, jobs, VERSIONS)
-        torch.futures.wait_all(ask_all(to_call(jobs), "stop"))
+        results_of(ask_all(to_call(jobs), "stop"))
         assert batch["rewards"].mean() > 0.8  # by chance it would be 1 in 12
         if dist.get_rank() == 0:
             print(f"answers of version {batch['version']}: more than 80 % are right")

@@ -140,7 +140,7 @@ def main(cfg: Config, *arguments: str) -> None:
         alone = subprocess.Popen(single, **quiet, preexec_fn=die_with_launcher)
         told = {}
         ring = Job(net, 1, folder / "ring", LABS / "lab_05_ring.py")
-        print(f"\nlab_05_ring.py, as it is:\n{ring.wait(cfg.patience_s)}", end="")
+        print(f"\nlab_05_ring.py, unmodified:\n{ring.wait(cfg.patience_s)}", end="")
         told["lab_05_ring"] = ring.sent()
         training = Job(net, 1, folder / "train", script, *TRAINING.options(two_machines))
         lines = training.wait(cfg.patience_s).splitlines()
@@ -149,7 +149,7 @@ def main(cfg: Config, *arguments: str) -> None:
             raise CourseError(f"the training in one process ended with exit code {alone.returncode}")
         count = assert_same_end(two_machines, one_process, TRAINING)
     steps = [json.loads(line) for line in lines if line.startswith('{"step"')]
-    print(f"\nlab_10_train.py, as it is: {len(steps)} steps on two machines")
+    print(f"\nlab_10_train.py, unmodified: {len(steps)} steps on two machines")
     within = f"within {TRAINING.tolerance:.0e}"
     print(f"{count:,} numbers, weights and momentum, equal those of one process {within}")
     record_results("lesson_27_launch", {"sent": told})

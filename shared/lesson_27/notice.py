@@ -1,6 +1,6 @@
 """The job script against Slurm's defaults: saves that take twice KillWait, and ranks that hang in C.
 
-The job script is labs/lab_27_train.sbatch, as it is, with torchrun on two nodes. One second stands for ten
+The job script is labs/lab_27_train.sbatch, unmodified, with torchrun on two nodes. One second stands for ten
 of a real cluster: KillWait and torchrun's own patience are 3 s, by default 30, and a save takes 6 s for 60.
 
 Run it:  python -m shared.lesson_27.notice [TRIAL ...]

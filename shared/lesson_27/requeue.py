@@ -1,6 +1,6 @@
 """The training script under a real Slurm: out of time, preempted, a node lost; it ends equal each time.
 
-The job script is labs/lab_27_train.sbatch, the training script labs/lab_10_train.py, both as they are.
+The job script is labs/lab_27_train.sbatch, the training script labs/lab_10_train.py, both unmodified.
 
 Run it:  python -m shared.lesson_27.requeue
 """
@@ -33,14 +33,14 @@ class Config(Training):
 
 
 class Job:
-    """The training, as a job of two nodes with one rank each."""
+    """The training, as a job of two nodes."""
 
-    def __init__(self, slurm: Slurm, folder: Path, cfg: Config) -> None:
+    def __init__(self, slurm: Slurm, folder: Path, cfg: Config, job_script: Path = JOB_SCRIPT) -> None:
         self.slurm = slurm
         self.checkpoints = folder / "run"
-        self.held: dict[str, psutil.Process] = {}
+        self.held: list[psutil.Process] = []
         options = cfg.options(self.checkpoints)
-        self.number = slurm.submit(str(JOB_SCRIPT), str(cfg.script), *options, folder=folder)
+        self.number = slurm.submit(str(job_script), str(cfg.script), *options, folder=folder)
         self.log = folder / f"train-{self.number}.log"
         self.errors = folder / f"train-{self.number}.err"
 
@@ -63,13 +63,13 @@ class Job:
 
         self.slurm.until(reached, f"step {step}")
 
-    def ranks(self) -> dict[str, psutil.Process]:
-        """{node: the rank that runs there}."""
-        ranks: dict[str, psutil.Process] = {}
+    def ranks(self) -> dict[str, list[psutil.Process]]:
+        """{node: the ranks that run there}."""
+        ranks: dict[str, list[psutil.Process]] = {}
         for node in self.slurm.nodes:
             for pid in sorted(self.slurm.processes_of(node)):
                 if "RANK" in environment_of(pid):
-                    ranks.setdefault(node, psutil.Process(pid))
+                    ranks.setdefault(node, []).append(psutil.Process(pid))
         return ranks
 
     def hold(self) -> list[str]:
@@ -77,15 +77,16 @@ class Job:
 
         Where Slurm ends a job, it lets them go on: it sends SIGCONT before SIGTERM.
         """
-        self.held = self.ranks()
-        for process in self.held.values():
+        ranks = self.ranks()
+        self.held = [process for processes in ranks.values() for process in processes]
+        for process in self.held:
             process.suspend()
-        return sorted(self.held)
+        return sorted(ranks)
 
     def let_go_on(self) -> None:
         """When SIGTERM waits for each of them: the job script has sent it, and no SIGCONT before."""
-        self.slurm.until(lambda: all(map(is_asked_to_end, self.held.values())), "SIGTERM at the ranks")
-        for process in self.held.values():
+        self.slurm.until(lambda: all(map(is_asked_to_end, self.held)), "SIGTERM at the ranks")
+        for process in self.held:
             process.resume()
 
     def starts_again(self) -> None:
@@ -172,6 +173,17 @@ def check(job: Job, rows: list[dict], cfg: Config) -> None:
     expect("requeues that Slurm counted", end["Restarts"], str(len(EVENTS)))
 
 
+def start_unbroken(folder: Path, cfg: Config) -> subprocess.Popen:
+    """The same training in one process, which nothing happens to."""
+    return subprocess.Popen(
+        [sys.executable, str(cfg.script), *cfg.options(folder / "unbroken")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **ENVIRONMENT},
+        preexec_fn=die_with_launcher,
+    )
+
+
 def main(cfg: Config) -> None:
     reason = needs.slurm()
     if reason:
@@ -179,14 +191,7 @@ def main(cfg: Config) -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = cfg.options(folder / "unbroken")
-        unbroken = subprocess.Popen(
-            [sys.executable, str(cfg.script), *options],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **ENVIRONMENT},
-            preexec_fn=die_with_launcher,
-        )
+        unbroken = start_unbroken(folder, cfg)
         with Slurm(cfg.nodes, **ENVIRONMENT) as slurm:
             job = Job(slurm, folder, cfg)
             rows = go_through(job, cfg)

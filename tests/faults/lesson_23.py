@@ -26,6 +26,13 @@ FAULTS: list[Fault] = [
         run="23_sync",
     ),
     Fault(
+        lab="23_weights",
+        old="result = error",
+        new="result = None",
+        told="a task failed on worker1, and its caller was not told",
+        run="23_sync",
+    ),
+    Fault(
         lab="23_sync",
         old="weights.train = train_and_look",
         new="weights.train = train",

@@ -19,7 +19,7 @@ from .transformer import Model
 DAY_S = 86400
 # Mean errors of the rows of ``published`` that were not calibrated, rounded up: of seconds for dense models
 # and those with experts, and of memory.
-ERROR, ERROR_OF_EXPERTS, ERROR_OF_MEMORY = 0.08, 0.4, 0.08
+ERROR, ERROR_OF_EXPERTS, ERROR_OF_MEMORY = 0.08, 0.4, 0.06
 # How many times as long as planned it takes, from and to. Nearly all rows of ``published`` are benchmarks
 # that the makers of GPU or framework have tuned. A step of 13 dense models by others took up to 1.8 times as
 # long, nine whole trainings took 1.3 to 3.3 times as long (without Llama 3.1 8B up to 1.9); of 33 rows with
