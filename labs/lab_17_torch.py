@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # optimizers import it; after setup() the end may abort (lesson 08)
+import torch.distributed.nn.functional  # before setup(): optimizers import it later, and then the exit may abort (lesson 08)
 import torch.nn.functional as F
 from lab_17_mlp import setup
 from torch import nn
@@ -91,7 +91,8 @@ def main() -> None:
     x = torch.randn(3, 4 * ranks, 8 * ranks, dtype=torch.float64).to(device)
 
     block = copy.deepcopy(whole)
-    block.attention.heads //= ranks  # no plan does this
+    assert block.attention.heads % ranks == 0, "the ranks do not divide the heads"
+    block.attention.heads //= ranks  # no plan does this, and none checks it
     parallelize_module(block, mesh, plan_of_block())
     y, norm = train(block, x.chunk(ranks, 1)[rank])
 

@@ -71,7 +71,7 @@ def size(module: nn.Module) -> int:
 def formula(choose: Callable, again: bool, cfg: Config) -> dict[str, int]:
     """What is expected of a step: bytes of whole parameters held at most, collectives, bytes gathered.
 
-    The root holds what no other unit holds, and stays whole from forward to backward in any case. Each
+    The root holds what no other unit holds, and by default stays whole from forward to backward. Each
     other unit is gathered for forward, and ``again`` for backward if it was freed in between.
     """
     net = BlockNet(cfg.width, cfg.blocks)

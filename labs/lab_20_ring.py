@@ -149,7 +149,7 @@ class Part:
     def blocks(self, keys: list[int]) -> list[tuple[slice, slice, bool, Mask]]:
         """The blocks with the chunks ``keys``: where, on the diagonal, and who is of one document.
 
-        A block of two documents is left out. Where all are of one, a kernel needs no mask.
+        A block without a common document is left out. Where all are of one, a kernel needs no mask.
         """
         width = self.q.shape[-2] // len(self.chunks)
         needed = []
