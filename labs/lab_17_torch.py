@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before setup(): optimizers import it later, and then the exit may abort (lesson 08)
+import torch.distributed.nn.functional  # before setup(): imported later, the exit may abort (lesson 08)
 import torch.nn.functional as F
 from lab_17_mlp import setup
 from torch import nn

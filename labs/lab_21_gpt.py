@@ -261,7 +261,7 @@ def check_layer(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, dict[str
 
 
 def check_recomputed(layer: ExpertParallelMoE, x: torch.Tensor) -> int:
-    """All-to-alls of a layer that is computed again in backward: counts, dispatch and combine travel twice."""
+    """All-to-alls of a layer that is computed again in backward: counts, dispatch, combine travel twice."""
     with record() as log:
         checkpoint(layer, x.clone().requires_grad_(), use_reentrant=False).square().sum().backward()
     calls = log.count("all_to_all")

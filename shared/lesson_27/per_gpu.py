@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.lesson_27 import needs
 from shared.lesson_27.requeue import ENVIRONMENT, Config, Job, start_unbroken
-from shared.lesson_27.slurm import ENDED, Slurm, environment_of
+from shared.lesson_27.slurm import ENDED, KILL_WAIT_S, Slurm, environment_of
 from shared.runtime.results import ROOT
 from shared.runtime.run import run
 from shared.training.launches import assert_same_end, expect, newest
@@ -50,7 +50,7 @@ def main(cfg: Notice) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         unbroken = start_unbroken(folder, cfg)
-        with Slurm(cfg.nodes, **ENVIRONMENT) as slurm:
+        with Slurm(cfg.nodes, 0, KILL_WAIT_S, **ENVIRONMENT) as slurm:
             job = Job(slurm, folder, cfg, JOB_SCRIPT)
             job.until_step(0, cfg.after)
             expect("node, rank, local rank and world size of the ranks", places(job), expected)
