@@ -35,11 +35,13 @@ class Metric:
     HANG,
     says={0: TIMED_OUT, 1: "^validated$"},
     right="^validated$",
-    stands="one in a library's call, such as a metric's `compute()`; the others past it, or one call ahead",
-    did="called it by this rank's own data, such as an empty share of the validation, or by its own look at "
-    "the disk",
+    stands="one in a library's call, such as a metric's `compute()` or an FSDP unit's all-gather; the others "
+    "past it, or one call ahead",
+    did="called it by this rank's own data, such as an empty share of the validation, by its own look at "
+    "the disk, or by what its batch has: an image for the vision encoder, a token for an expert",
     cause="the library communicates in it, so all ranks have to come",
-    cure="call it always; or decide by what all ranks know: rank 0 looks, and broadcasts what it saw",
+    cure="call it always, a layer on a dummy whose output counts 0 times; or decide by what all ranks know: "
+    "rank 0 looks, and broadcasts what it saw",
     lesson="04",
 )
 def compute_on_own_data(rank: int, cured: bool) -> str:

@@ -32,7 +32,9 @@ SOURCED = [
         why="a rank has not made that call: `last enqueued` is larger on the ranks that wait, and one"
         " of those speaks; it ends with `exitcode: -6`",
         cure="find the rank that is missing: the first table, or RAS and `torchfrtrace` of lesson 26; "
-        "a longer time-out hides it",
+        "a longer time-out hides it; if none is missing and the first call hangs, try "
+        "`NCCL_P2P_DISABLE=1`: if it helps, switch PCIe's ACS off in the BIOS "
+        f"([nccl #2079]({NCCL}/2079))",
         lesson="26",
         name="pytorch #118369",
         url=f"{TORCH}/118369",
@@ -94,7 +96,9 @@ SOURCED = [
         "Call to CUDA function failed.",
         why="a CUDA call in nccl failed; `Cuda failure '...'` below it has the cause, such as `out of"
         " memory`, an earlier fault of the process, or nccl built for another CUDA",
-        cure="look that text up; compare the versions of driver, CUDA and nccl on all machines",
+        cure="look that text up; compare driver, CUDA, nccl and the `NCCL_*` variables on all machines: in a "
+        "weight sync, vLLM before its #24141 sets `NCCL_CUMEM_ENABLE=0`, and the trainer needs the same "
+        "([SkyRL #143](https://github.com/NovaSky-AI/SkyRL/pull/143))",
         lesson="27",
         name="nccl-tests #6",
         url=f"{NCCL_TESTS}/6",
@@ -179,6 +183,16 @@ SOURCED = [
         lesson="02",
         name="pytorch #94286",
         url=f"{TORCH}/94286",
+    ),
+    Sourced(
+        see="ImportError: .../.triton/cache/.../__triton_launcher...so: cannot stat shared object: "
+        "Stale file handle",
+        why="Triton keeps compiled kernels in the home folder; on NFS the ranks of several nodes write there"
+        " at once, and the others' watchdog speaks later",
+        cure="`export TRITON_CACHE_DIR=/tmp/triton-$USER-$SLURM_JOB_ID`, a disk of the node",
+        lesson="27",
+        name="prime-rl #2305",
+        url="https://github.com/PrimeIntellect-ai/prime-rl/pull/2305",
     ),
     Sourced(
         see="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=... cgroup",

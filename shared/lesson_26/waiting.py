@@ -151,9 +151,11 @@ def monitored_barrier(rank: int, cured: bool) -> str:
     says={0: TIMED_OUT},
     right="^8.0$",
     stands="all but one in the call; that one works: it computes, reads or writes",
-    did="let a rank work longer than the time-out, such as downloading or preparing data",
+    did="let a rank work longer than the time-out, such as downloading or preparing data, or compiling what "
+    "another node has in its cache",
     cause="nobody is missing, one is late",
-    cure="a longer `timeout=` for this group or for a barrier of its own",
+    cure="a longer `timeout=` for this group or for a barrier of its own, after a dummy step if ranks "
+    "compile",
     lesson="12",
     timeout_s=0.5,
 )
@@ -358,7 +360,8 @@ def new_group_on_one_rank(rank: int, cured: bool) -> str:
     says={0: r"Timed out after \d+ seconds waiting for clients. 1/2 clients joined"},
     right="^met 2$",
     did="started fewer ranks than WORLD_SIZE, or one failed before `init_process_group`",
-    cause="it failed before, or WORLD_SIZE is too large",
+    cause="it failed before, or WORLD_SIZE is too large; on several nodes, each may meet itself at "
+    "`localhost`, such as by `$(scontrol ...)` in a container that has no scontrol",
     cure="start all of them; look at the missing one's log",
     lesson="02",
     forms_group=False,

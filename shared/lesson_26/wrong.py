@@ -414,10 +414,12 @@ def all_reduce_before_one_loss(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^gradient 0.50$"},
     right="^gradient 1.00$",
-    symptom="gradients are smaller than the clipping norm says; the loss depends on N",
+    symptom="gradients are smaller than the clipping norm says; the loss, or the logged norm (grad_norm), "
+    "depends on N",
     did="clipped gradients before they were averaged",
     cause="each rank clips by its own norm: the mean is that of other vectors",
-    cure="average first, clip then",
+    cure="average first, clip then; under FSDP2 log `clip_grad_norm_(...).full_tensor()`, on all ranks; a "
+    "norm by hand sums squares over the shards, not over HSDP's replicas",
     lesson="10",
 )
 def clipped_before_averaged(rank: int, cured: bool) -> str:
