@@ -49,7 +49,7 @@ FAULTS: list[Fault] = [
     Fault(lab="17_plans", old="heads //= mesh.size()", new="heads //= 1", told="TP, step 0: loss: differs"),
     Fault(
         lab="17_torch",
-        old="    block.attention.heads //= ranks  # no plan does this\n",
+        old="    block.attention.heads //= ranks  # no plan does this, and none checks it\n",
         new="",
         told="the output differs",
     ),
