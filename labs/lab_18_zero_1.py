@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group, or it holds it: exit code -6, lesson 08
+import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
 from torch import nn
 
 
