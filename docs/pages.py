@@ -11,7 +11,7 @@ import nbformat
 
 from shared.tools import diffs
 from shared.tools.course import part_of
-from shared.tools.folding import SCRIPT, is_folded
+from shared.tools.folding import is_folded
 from shared.tools.lessons import HEADER, ROOT, WRITEFILE, Lesson, read_lessons
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -66,9 +66,7 @@ def write_pages(root: Path, target: Path) -> None:
     pages = {"index.md": landing_page(readme) + contents(lessons)}
     for name in FILES:
         copy(root / name, target)
-    for name in sorted(SCRIPT):  # pages link to them
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(root / name, target / name)
+    copytree(root / "labs", target / "labs", ignore=_all_but(".py", ".sbatch", ".yaml"))  # pages link to them
     for page in sorted((root / "notebooks").glob("*.md")):
         name = f"notebooks/{page.name}"
         text = page.read_text(encoding="utf-8")
@@ -100,7 +98,7 @@ def read_notebook(text: str) -> nbformat.NotebookNode:
             source = cell.source.replace("](../README.md", "](../index.md")
             cell.source = diffs.fenced(source)  # Sphinx colours the code, too
         elif match:
-            shown = as_file(match[1], cell.source[match.end() :], is_open=not is_folded(cell.source))
+            shown = as_file(match[1], cell.source[match.end() :])
             notebook.cells[index] = nbformat.v4.new_markdown_cell(shown, id=cell.id)
         elif cell.cell_type == "code":
             if is_folded(cell.source):
@@ -123,11 +121,10 @@ def more_links(head: str) -> str:
     )
 
 
-def as_file(name: str, body: str, is_open: bool) -> str:
+def as_file(name: str, body: str) -> str:
     """A file of the course under a line that tells its name and length."""
-    state = " open" if is_open else ""
     lines = body.count("\n") + 1
-    head = f'<details class="file"{state}><summary><code>{name}</code> · {lines} lines</summary>'
+    head = f'<details class="file" open><summary><code>{name}</code> · {lines} lines</summary>'
     return f"{head}\n\n{fenced(body, LANGUAGES.get(Path(name).suffix, 'text'))}\n\n</details>"
 
 

@@ -22,13 +22,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_10_batches import Data, DataError, RankBatches, Shifted, digits, images_of, seed_of
-from lab_11_checkpointing import Checkpoints, Refused
-from lab_13_stopping import SAVED_AND_LEFT, StopSign, ignore_signals, run_rank, store_of_this_attempt
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 from torch.utils.flop_counter import FlopCounterMode
+
+from lab_10_batches import Data, DataError, RankBatches, Shifted, digits, images_of, seed_of
+from lab_11_checkpointing import Checkpoints, Refused
+from lab_13_stopping import SAVED_AND_LEFT, StopSign, ignore_signals, run_rank, store_of_this_attempt
 
 # When a run goes on, FREE options may differ, and with --allow-changes the CHANGEABLE ones; no others.
 FREE = {"allow_changes", "checkpoints", "data", "device", "evaluate", "keep", "log_every", "peak_tflops"}

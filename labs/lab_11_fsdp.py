@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from lab_11_rank0 import setup
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+
+from lab_11_rank0 import setup
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lab_11_checkpointing import Checkpoints, Refused
-from lab_13_stopping import run_rank
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from lab_11_checkpointing import Checkpoints, Refused
+from lab_13_stopping import run_rank
 
 
 def main(folder: Path = Path("checkpoints")) -> int:

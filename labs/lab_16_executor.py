@@ -9,8 +9,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from lab_16_gpipe import setup
 from torch import nn
+
+from lab_16_gpipe import setup
 
 Action = tuple[str, int, int]  # kind, stage, micro-batch
 

@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 # An optimizer would import this once the group exists. It would keep gloo's threads, and the exit may abort.
 import torch.distributed.nn.functional
-from lab_16_gpipe import LAYERS, MICRO_BATCHES, ROWS, WIDTH, layers, setup, share_of_loss
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from lab_16_gpipe import LAYERS, MICRO_BATCHES, ROWS, WIDTH, layers, setup, share_of_loss
 
 
 def schedule_of(model: nn.Module, device: torch.device) -> Schedule1F1B:

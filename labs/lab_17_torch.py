@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before setup(): imported later, the exit may abort (lesson 08)
 import torch.nn.functional as F
-from lab_17_mlp import setup
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -23,6 +22,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from lab_17_mlp import setup
 
 
 class Attention(nn.Module):

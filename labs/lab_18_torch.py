@@ -7,10 +7,11 @@ Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
-from lab_18_zero_1 import setup
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+from lab_18_zero_1 import setup
 
 
 def wrap(

@@ -7,7 +7,6 @@ Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_20_ring import ring_attention, setup
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental._attention import (
@@ -16,6 +15,8 @@ from torch.distributed.tensor.experimental._attention import (
     _HeadTailLoadBalancer,
 )
 from torch.distributed.tensor.parallel import parallelize_module
+
+from lab_20_ring import ring_attention, setup
 
 
 class Attention(nn.Module):

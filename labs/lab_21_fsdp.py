@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from lab_21_moe import ExpertParallelMoE, MoE, setup
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from lab_21_moe import ExpertParallelMoE, MoE, setup
 
 
 class Block(nn.Module):

@@ -7,11 +7,12 @@ Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab_22_mesh import setup
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from lab_22_mesh import setup
 
 WIDTH = 16
 ROWS = 4  # of the batch, for each place along dp

@@ -93,13 +93,13 @@ def copy_settings(root: Path, variables: dict[str, str]) -> None:
 def solve(checkout: Path, count: int, wrong: bool) -> dict[Path, str]:
     """Answer exercises as a reader does, in the notebook and its file. Returns what each of them then has."""
     written = {}
-    for folder in sorted((checkout / "labs/exercises").glob("[0-9]*"))[SOLVED[count]]:
+    for folder in sorted((checkout / "labs").glob("lesson_[0-9]*"))[SOLVED[count]]:
         answer = MARKS.sub("", (folder / "solution.py").read_text()) + NOTE
-        if wrong and folder.name.startswith("00_"):
+        if wrong and folder.name == "lesson_00":
             answer = answer.replace(*WRONG)
-        (notebook,) = checkout.glob(f"notebooks/{folder.name[:2]}_*.ipynb")
+        (notebook,) = checkout.glob(f"notebooks/{folder.name[-2:]}_*.ipynb")
         content = json.loads(notebook.read_text())
-        magic = f"%%writefile ../labs/exercises/{folder.name}/exercise.py\n"
+        magic = f"%%writefile ../labs/{folder.name}/exercise.py\n"
         (cell,) = (cell for cell in content["cells"] if cell["source"][:1] == [magic])
         cell["source"] = (magic + answer.rstrip("\n")).splitlines(keepends=True)
         written[folder / "exercise.py"] = answer

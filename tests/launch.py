@@ -245,7 +245,11 @@ def be_python(connection: Connection, job: Job, variables: dict[str, str], outpu
     installed = [path for path in PATH if path not in ("", *ours)]
     found = [str(job.script.parent), *paths_of(variables), *installed]
     sys.path[:] = [*found, *(path for path in paths_of_pth_files() if path not in found)]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("shared", "tests")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("shared", "tests") or name.startswith(("lab_", "lesson_"))
+    ]:
         del sys.modules[name]  # the job finds them where its PYTHONPATH says, or not at all
     sys.argv = [str(job.script), *map(str, job.arguments)]
     sys.modules["numpy"].random.seed()  # a process of its own would have drawn a seed of its own

@@ -1,6 +1,6 @@
 """The one form in which faults in labs and answers to exercises are written: old lines, new lines, words.
 
-The tables are ``tests/faults/lesson_NN.py`` and ``tests/answers/exercise_NN.py``.
+The tables are ``faults.py`` and ``answers.py`` of each lesson's room, ``labs/lesson_NN``.
 """
 
 import re
@@ -12,7 +12,7 @@ from textwrap import dedent, indent
 from typing import Literal
 
 from shared.runtime.stubs import BEGIN, END
-from tests.helpers import EXERCISE_FOLDER, ROOT
+from tests.helpers import LABS, ROOMS
 
 
 def changed(text: str, old: str, new: str) -> str:
@@ -47,8 +47,8 @@ def lines_pattern(lines: str) -> str:
 
 
 def solution_of(exercise: str) -> str:
-    """``exercise`` is the name of its folder, such as ``05_reduce_scatter``."""
-    return (EXERCISE_FOLDER / exercise / "solution.py").read_text(encoding="utf-8")
+    """``exercise`` is its name, such as ``05_reduce_scatter``."""
+    return (LABS / f"lesson_{exercise[:2]}" / "solution.py").read_text(encoding="utf-8")
 
 
 def solved(exercise: str, function: str) -> str:
@@ -96,8 +96,9 @@ class Fault:
     """A change of a lab that turns the lab ``run`` red.
 
     Attributes:
-        lab: the lab that is changed, "05_ring" for ``labs/lab_05_ring.py``. "26_gallery" is no lab, but
-            ``shared/lesson_26/gallery.py``. "lesson_10/sync_batch_norm" is a module whose lab has its name.
+        lab: the file that is changed, "05_ring" for ``labs/lab_05_ring.py``, "05_cost" for
+            ``labs/lesson_05/proof_cost.py``, "26_gallery" for ``labs/lesson_26/gallery.py``. Of a module and
+            a proof of one name, "10_sync_batch_norm" is the proof, "lesson_10/sync_batch_norm" the module.
         told: what the check prints that finds the fault. The lab must not print it without the fault.
         run: the lab to run, if it is another one, such as one that proves a plain lab.
         ranks: of the run. 0: a script that is no rank, as ``python LAB`` starts it.
@@ -129,25 +130,25 @@ class Fault:
     @property
     def lesson(self) -> str:
         """Two digits."""
-        return self.lab[:2]
+        return self.lab.removeprefix("lesson_")[:2]
 
 
 def place_of(name: str, root: Path) -> Path:
     """The file of ``Fault.lab``. A job script has its own ending: "27_train.sbatch"."""
+    labs = root / "labs"
     if "." in name:
-        return root / "labs" / f"lab_{name}"
+        return labs / f"lab_{name}"
     if "/" in name:
-        return root / "shared" / f"{name}.py"
-    lab = root / "labs" / f"lab_{name}.py"
-    module = root / "shared" / f"lesson_{name[:2]}" / f"{name[3:]}.py"
-    return module if module.is_file() and not lab.is_file() else lab
+        return labs / f"{name}.py"
+    room = labs / f"lesson_{name[:2]}"
+    places = [labs / f"lab_{name}.py", room / f"proof_{name[3:]}.py", room / f"{name[3:]}.py"]
+    return next((place for place in places if place.is_file()), places[0])
 
 
 def all_faults() -> list[Fault]:
     """Of all lessons."""
-    tables = sorted((ROOT / "tests" / "faults").glob("lesson_*.py"))
-    return [fault for table in tables for fault in import_module(f"tests.faults.{table.stem}").FAULTS]
+    return [fault for room in ROOMS for fault in import_module(f"{room.name}.faults").FAULTS]
 
 
 def answers_of(exercise: str) -> list[Right]:
-    return import_module(f"tests.answers.exercise_{exercise[:2]}").ANSWERS
+    return import_module(f"lesson_{exercise[:2]}.answers").ANSWERS

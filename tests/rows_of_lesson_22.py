@@ -4,22 +4,19 @@
 model and the layout. Where DDP adds up gradients over the ranks of cp, the table says cp and the planner dp.
 """
 
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-from lab_22_strategies import Truths, rows_for
-from lab_22_table import prove, summed
 
 from rank_tools.planner import Layout, Model, memory_of, traffic_of
 from rank_tools.planner.stack import FLOAT64, STACKS
 from rank_tools.planner.transformer import Experts, gpt
-from shared.lesson_22.rows import Config
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
+
+from lesson_22.proof_strategies import Truths, rows_for
+from lesson_22.proof_table import prove, summed
+from lesson_22.rows import Config
 
 LAYOUTS = {
     "single": Layout(micro_batch=8),

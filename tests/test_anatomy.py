@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shared.tools.lessons import read_lessons
-from tests.helpers import EXERCISES, LESSON_PATHS, ROOT
+from tests.helpers import LESSON_PATHS, ROOMS, ROOT
 from tests.rules import cells, labs, tell
 from tests.rules.links import link_problems
 
@@ -32,4 +32,5 @@ def test_labs_keep_the_rules():
 
 
 def test_each_solution_belongs_to_a_lesson():
-    assert sorted(Path(name).parent.name for lesson in LESSONS for name in lesson.exercises) == EXERCISES
+    written = sorted(Path(name).parent for lesson in LESSONS for name in lesson.exercises)
+    assert [ROOT / folder for folder in written] == ROOMS

@@ -19,8 +19,8 @@ WHERE = (
     SET_UP,
     "import os, shared\nprint(shared.__file__, os.getcwd(), sep='\\n')",
     "!python -c 'import shared; print(shared.__file__)'",
-    "!torchrun --standalone --nproc-per-node=1 ../labs/exercises/00_shares/check.py --answer "
-    "../labs/exercises/00_shares/solution.py",
+    "!torchrun --standalone --nproc-per-node=1 ../labs/lesson_00/check.py --answer "
+    "../labs/lesson_00/solution.py",
     "notebook.world_size(0)",
 )
 REFUSED = "InputError: WORLD_SIZE must be a whole number from 1 to 8, not 0"

@@ -8,7 +8,7 @@ import pytest
 
 from shared.runtime import notebook
 from shared.runtime.errors import CourseError, InputError
-from shared.runtime.exercises import EXERCISES
+from shared.runtime.exercises import LABS
 from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
 from tests.kernels import run_papermill
 from tests.launch import Job, run_job, warm_torchrun
@@ -41,7 +41,7 @@ def test_a_lesson_refuses_a_bad_world_size(checkout: Path):
 
 @slow
 def test_a_lab_without_torchrun_says_how_to_start_it():
-    done = run_job(Job(ROOT / "labs" / "lab_00_digits.py", ranks=0))
+    done = run_job(Job(ROOT / "labs" / "lesson_00" / "proof_digits.py", ranks=0))
     assert done.returncode == 1
     assert done.stdout == (
         "RANK, LOCAL_RANK, WORLD_SIZE not set. Start a lab with torchrun: "
@@ -87,4 +87,4 @@ def test_a_file_cannot_be_written_into_a_missing_folder():
 
 
 def test_the_labs_are_found_in_this_checkout():
-    assert EXERCISES == ROOT / "labs" / "exercises"
+    assert LABS == ROOT / "labs"

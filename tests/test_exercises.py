@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.runtime.stubs import stub_of
-from tests.helpers import EXERCISE_FOLDER, EXERCISES, SCRIPTS, Done
+from tests.helpers import EXERCISES, LABS, SCRIPTS, Done
 from tests.launch import Job, run_job, warm_torchrun
 from tests.planted import Right, Wrong, answers_of, changed, solution_of
 
@@ -19,7 +19,7 @@ OF_A_HANG = ("stuck: it waited", "hangs:", "another rank waits in it")
 
 
 def check_of(exercise: str) -> Path:
-    return EXERCISE_FOLDER / exercise / "check.py"
+    return LABS / f"lesson_{exercise[:2]}" / "check.py"
 
 
 def announced(exercise: str, verdict: str) -> str:

@@ -131,8 +131,8 @@ def test_a_box_names_what_exists(lesson: str):
     named = set(re.findall(r"`(\w+)`", box.words))
     cases = set(CASE.findall(FAILURES.read_text(encoding="utf-8")))
     assert bool(named & cases) == ("failures.md" in box.words)
-    for lab in re.findall(r"`(lab_\w+\.py)`", box.words):
-        assert (ROOT / "labs" / lab).is_file()
+    for lab in re.findall(r"`((?:lab|proof)_\w+\.py)`", box.words):
+        assert list((ROOT / "labs").rglob(lab))
 
 
 def test_each_box_has_a_frame():

@@ -1,8 +1,9 @@
-"""Each lab is seen red: the faults of ``tests/faults``, planted one by one, are noticed.
+"""Each lab is seen red: the faults of each lesson's room, planted one by one, are noticed.
 
 Try one: ``.venv/bin/python -m pytest tests/test_planted_faults.py -k 05_ring``.
 """
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,14 @@ import pytest
 
 from shared.tools.lessons import cells_of
 from shared.tools.outputs import text_of
-from tests.helpers import LESSON_PATHS, ROOT, Done, command, python, torchrun_command
+from tests.helpers import LABS, LESSON_PATHS, ROOT, Done, command, python, torchrun_command
 from tests.launch import Job, run_job
 from tests.planted import Fault, all_faults, changed, place_of
 
-LABS = ROOT / "labs"
 FAULTS = all_faults()
 CLAIMS_NOTHING = {"09_bench_ddp", "11_loop"}  # one measures, one is an example: no fault turns them red
 SHORTEST_WORDS = 12
-LAB_RUN = re.compile(r"\blab_(\d\d_\w+)\.py|-m shared\.lesson_(\d\d)\.(\w+)")
+LAB_RUN = re.compile(r"\blab_(\d\d_\w+)\.py|\blesson_(\d\d)/(?:proof_)?(\w+)\.py")
 SLIPS = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 
 
@@ -41,12 +41,17 @@ def said_without_a_fault() -> dict[str, str]:
     return outputs
 
 
+def name_of_proof(path: Path) -> str:
+    return f"{path.parent.name[-2:]}_{path.stem.removeprefix('proof_')}"
+
+
 def test_each_lab_is_turned_red():
     outputs = said_without_a_fault()
     labs = {path.stem.removeprefix("lab_") for path in LABS.glob("lab_*.py")}
-    modules = {name for name in outputs if not place_of(name, ROOT).is_relative_to(LABS)}
+    started = {name for name in outputs if not name.endswith(("_check", "_exercise"))}
+    proofs = {name_of_proof(path) for path in LABS.glob("*/proof_*.py")}
     turned_red = {name for fault in FAULTS for name in (fault.lab, fault.lab_to_run)}
-    never_red = (labs | modules) - turned_red
+    never_red = (labs | proofs | started) - turned_red
     assert never_red == CLAIMS_NOTHING
 
 
@@ -60,11 +65,8 @@ def test_each_fault_has_its_place_and_its_words():
 
 
 def planted(fault: Fault, root: Path) -> Path:
-    """Copy the labs into ``root``, and ``shared`` for a fault in it; plant the fault."""
-    copytree(LABS, root / "labs", ignore=ignore_patterns("exercises", "__pycache__"))
-    places = [place_of(name, ROOT) for name in (fault.lab, fault.lab_to_run)]
-    if not all(place.is_relative_to(LABS) for place in places):
-        copytree(ROOT / "shared", root / "shared", ignore=ignore_patterns("__pycache__"))
+    """Copy the labs into ``root``; plant the fault."""
+    copytree(LABS, root / "labs", ignore=ignore_patterns("exercise.py", "__pycache__"))
     target = place_of(fault.lab, root)
     text = target.read_text(encoding="utf-8")
     target.write_text(changed(text, fault.old, fault.new), encoding="utf-8")
@@ -77,8 +79,7 @@ def job_of(fault: Fault, folder: Path) -> Job:
     own.mkdir()
     script = planted(fault, folder)
     environment = {name: value.replace("FOLDER", str(own)) for name, value in fault.environment}
-    if (folder / "shared").is_dir():
-        environment["PYTHONPATH"] = str(folder)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (folder / "labs", ROOT, ROOT / "rank_tools")))
     return Job(
         script,
         [argument.replace("FOLDER", str(own)) for argument in fault.arguments],
@@ -91,7 +92,7 @@ def job_of(fault: Fault, folder: Path) -> Job:
 def job_before(fault: Fault, job: Job) -> Job:
     """The launch of the lab that leaves behind what this one needs."""
     lab, *arguments = fault.before
-    return replace(job, script=job.folder / f"lab_{lab}.py", arguments=arguments)
+    return replace(job, script=place_of(lab, job.folder.parent), arguments=arguments)
 
 
 def launched_cold(fault: Fault, folder: Path) -> Done:

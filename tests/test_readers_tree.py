@@ -46,7 +46,7 @@ def solve(root: Path, exercise: str, text: str) -> None:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = copy_of_course(tmp_path_factory.mktemp("reader") / "course")
     for exercise in SOLVED:
-        solution = root / "labs" / "exercises" / exercise / "solution.py"
+        solution = root / "labs" / f"lesson_{exercise[:2]}" / "solution.py"
         solve(root, exercise, f"{solution.read_text(encoding='utf-8')}\n{NOTE}\n")
     with (root / "labs" / "lab_00_hello.py").open("a", encoding="utf-8") as file:
         file.write(f"{NOTE}\n")
@@ -107,8 +107,8 @@ def test_so_it_is_after_ctrl_c(name: str, tree: Path):
 
 def test_a_run_of_all_cells_leaves_answer_and_lab(tree: Path, tmp_path: Path):
     """In the checkout itself, as in JupyterLab: the cell of the lab is not the file that was edited."""
-    answer = (tree / "labs/exercises/00_shares/exercise.py").read_bytes()
+    answer = (tree / "labs/lesson_00/exercise.py").read_bytes()
     assert run_papermill(tree / LESSON, tree) is None
     (tree / LESSON).with_suffix(".done.ipynb").unlink()
-    assert (tree / "labs/exercises/00_shares/exercise.py").read_bytes() == answer
+    assert (tree / "labs/lesson_00/exercise.py").read_bytes() == answer
     assert NOTE in (tree / "labs/lab_00_hello.py.kept1").read_text(encoding="utf-8")

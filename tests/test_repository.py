@@ -126,9 +126,9 @@ def test_the_layout_that_is_told_is_that_of_the_course():
     assert {
         "notebooks/",
         "labs/",
-        "labs/exercises/NN_name/",
+        "labs/lesson_NN/",
         "shared/",
         "rank_tools/",
         "tests/rules/",
     } <= set(places)
-    assert [place for place in places if not list(ROOT.glob(place.replace("NN_name", "*")))] == []
+    assert [place for place in places if not list(ROOT.glob(place.replace("NN", "*")))] == []

@@ -58,7 +58,7 @@ def test_a_cell_tagged_varies_may_differ_in_its_numbers():
     assert compare(committed, shown("DiLoCo     98.3%, after  80 steps", "varies")) != []
 
 
-CHECK = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs/exercises/00_shares/check.py"
+CHECK = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs/lesson_00/check.py"
 
 
 def changed(notebook: NotebookNode, source: str = "1 + 1", ran: bool = True) -> NotebookNode:

@@ -193,7 +193,7 @@ def test_search_finds_sections_with_an_excerpt_from_files(site: Path, chromium: 
 
 
 def test_a_file_tells_its_name_and_is_shown_in_its_language():
-    text = as_file("labs/lab_90_job.sbatch", "#!/bin/bash\nsrun true", is_open=True)
+    text = as_file("labs/lab_90_job.sbatch", "#!/bin/bash\nsrun true")
     assert text.startswith(
         '<details class="file" open><summary><code>labs/lab_90_job.sbatch</code> · 2 lines<'
     )
@@ -201,11 +201,10 @@ def test_a_file_tells_its_name_and_is_shown_in_its_language():
 
 
 def test_a_notebook_is_folded_as_in_jupyterlab():
-    plain = "%%writefile ../labs/lab_90_plain.py\nimport torch\n"
-    proving = "%%writefile ../labs/lab_90_proof.py\nfrom shared.runtime.run import run\n"
-    notebook = read_notebook(nbformat.writes(notebook_of(plain, proving, "1 + 1")))
-    first, second, third = (cell.source for cell in notebook.cells)
-    assert first.startswith('<details class="file" open><summary><code>labs/lab_90_plain.py')
-    assert second.startswith('<details class="file"><summary><code>labs/lab_90_proof.py')
-    assert "%%writefile" not in first + second
-    assert third == "1 + 1"
+    lab = "%%writefile ../labs/lab_90_plain.py\nimport torch\n"
+    drawing = "figure, axis = plt.subplots()\n" + "axis.plot([1])\n" * 7
+    notebook = read_notebook(nbformat.writes(notebook_of(lab, drawing, "1 + 1")))
+    first, second, third = notebook.cells
+    assert first.source.startswith('<details class="file" open><summary><code>labs/lab_90_plain.py')
+    assert "%%writefile" not in first.source
+    assert [cell.metadata.get("tags") for cell in (second, third)] == [["hide-input"], None]

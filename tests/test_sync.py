@@ -65,9 +65,9 @@ def mini_notebook(number: str = "90") -> nbformat.NotebookNode:
         new_markdown_cell(HEADER.format(number=number)),
         new_code_cell(SET_UP),
         new_code_cell("WORLD_SIZE = 2", metadata={"tags": ["parameters"]}),
-        new_markdown_cell("Folded: proves nothing."),
+        new_markdown_cell("The lab proves nothing."),
         new_code_cell(f"%%writefile ../labs/lab_{number}_small.py\n{lab}"),
-        new_code_cell(f"%%writefile ../labs/exercises/{number}_small/exercise.py\n{stub}"),
+        new_code_cell(f"%%writefile ../labs/lesson_{number}/exercise.py\n{stub}"),
         new_code_cell('print("two", 2)'),
         new_markdown_cell("## You did\n\nA sentence."),
     ]
@@ -87,12 +87,11 @@ def make_course(root: Path, *numbers: str) -> Path:
     (root / "notebooks").mkdir(parents=True)
     copytree(ROOT / "shared", root / "shared", ignore=ignore_patterns("__pycache__"))
     for number in numbers or ("90",):
-        solution = root / "labs" / "exercises" / f"{number}_small" / "solution.py"
+        solution = root / "labs" / f"lesson_{number}" / "solution.py"
         solution.parent.mkdir(parents=True)
         solution.write_text(SOLUTION.format(number=number), encoding="utf-8")
         write_lesson(root, mini_notebook(number), number)
-    for path, text in derived_files(root).items():
-        path.write_text(text, encoding="utf-8")
+    write_all(read_lessons(root), root)
     return root
 
 
@@ -110,7 +109,10 @@ def repository(course: Path) -> Path:
 
 
 def found_in(course: Path) -> dict[str, str]:
-    return {path.relative_to(course).as_posix(): what for path, what in differences(course).items()}
+    return {
+        path.relative_to(course).as_posix(): what
+        for path, what in differences(derived_files(read_lessons(course), course)).items()
+    }
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -120,7 +122,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_each_lab_has_one_owner():
-    labs = [path for kind in ("py", *OTHER_KINDS) for path in (ROOT / "labs").glob(f"*.{kind}")]
+    labs = [path for kind in ("py", *OTHER_KINDS) for path in (ROOT / "labs").glob(f"lab_*.{kind}")]
     written = [name for lesson in read_lessons() for name in [*lesson.labs, *lesson.other_files]]
     assert sorted(path.relative_to(ROOT).as_posix() for path in labs) == sorted(written)
 
@@ -128,7 +130,9 @@ def test_each_lab_has_one_owner():
 def test_the_side_that_has_changed_counts(repository: Path):
     edit(repository / LAB, "report=False", "report=True")  # the file
     edit(repository / "notebooks/91_small.ipynb", "report=False", "report=True")  # the cell
-    reconcile(repository)
+    lessons = read_lessons(repository)
+    reconcile(lessons, repository)
+    write_all(lessons, repository)
     assert found_in(repository) == {}
     assert "report=True" in (repository / NOTEBOOK).read_text(encoding="utf-8")
     assert "report=True" in (repository / "labs/lab_91_small.py").read_text(encoding="utf-8")
@@ -140,7 +144,7 @@ def test_where_both_sides_have_changed_they_are_named_and_nothing_is_written(rep
     edit(repository / "labs/lab_91_small.py", "report=False", "report=True")
     before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match=f"{LAB} and its cell in 90_small.ipynb") as told:
-        reconcile(repository)
+        reconcile(read_lessons(repository), repository)
     assert "lab_91_small" not in str(told.value)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -148,15 +152,15 @@ def test_where_both_sides_have_changed_they_are_named_and_nothing_is_written(rep
 def test_without_a_commit_nobody_knows_which_side_has_changed(course: Path):
     edit(course / LAB, "report=False", "report=True")
     with pytest.raises(InputError, match=LAB):
-        reconcile(course)
+        reconcile(read_lessons(course), course)
     assert "report=True" in (course / LAB).read_text(encoding="utf-8")
 
 
 def test_a_stub_follows_its_solution_and_an_answer_stays(repository: Path):
     edit(repository / NOTEBOOK, "raise NotImplementedError  # your turn: replace this line", "return 6 * 7")
     for number in ("90", "91"):
-        edit(repository / f"labs/exercises/{number}_small/solution.py", "Return the", "Return this")
-    write_all(repository)
+        edit(repository / f"labs/lesson_{number}/solution.py", "Return the", "Return this")
+    write_all(read_lessons(repository), repository)
     first, second = read_lessons(repository)
     assert (len(answers(first, repository)), answers(second, repository)) == (1, [])
     assert "return 6 * 7" in (repository / NOTEBOOK).read_text(encoding="utf-8")
@@ -170,7 +174,7 @@ def test_an_emptied_cell_gets_its_stub_again(course: Path):
     stub = cell.source
     cell.source = stub.splitlines()[0]
     nbformat.write(notebook, course / NOTEBOOK)
-    write_all(course)
+    write_all(read_lessons(course), course)
     assert stub in [cell.source for cell in nbformat.read(course / NOTEBOOK, 4).cells]
 
 
@@ -198,7 +202,7 @@ def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
     mark = "<!-- {}: written by `make sync` -->\nstale\n<!-- {}: end -->\n"
     readme.write_text(mark.format("small", "small") + mark.format("lessons", "lessons"), encoding="utf-8")
     assert set(found_in(course)) == {"README.md", "notebooks/images/small.png"}
-    write_all(course)
+    write_all(read_lessons(course), course)
     assert readme.read_text(encoding="utf-8").splitlines()[1] == "| a |"
     assert "[A small lesson](notebooks/90_small.ipynb)" in readme.read_text(encoding="utf-8")
     assert (course / "notebooks/images/small.png").read_bytes() == b"PNG"
@@ -209,9 +213,8 @@ def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
     ("source", "folded"),
     [
         ("%%writefile ../labs/lab_90_plain.py\nimport torch\n", False),
-        ("%%writefile ../labs/lab_90_proof.py\nfrom shared.runtime.run import run\n", True),
-        ("%%writefile ../labs/lab_90_job.sbatch\nsrun python -m shared.lesson_27.launch\n", False),
-        ("%%writefile ../labs/exercises/90_small/exercise.py\nfrom shared.comm import kernel\n", False),
+        ("%%writefile ../labs/lab_90_job.sbatch\nsrun python labs/lesson_27/launch.py\n", False),
+        ("%%writefile ../labs/lesson_90/exercise.py\nfrom shared.comm import kernel\n", False),
         ("figure, axis = plt.subplots()\n" + "axis.plot([1])\n" * 7, True),
         ("figure, axis = plt.subplots()\naxis.plot([1])\n", False),
     ],
@@ -224,7 +227,7 @@ def test_two_cells_may_not_write_one_file(course: Path):
     edit(course / "notebooks/91_small.ipynb", "../labs/lab_91_small.py", f"../{LAB}")
     with pytest.raises(InputError, match="is written by 90_small.ipynb and by 91_small.ipynb"):
         read_lessons(course)
-    edit(course / NOTEBOOK, "../labs/exercises/90_small/exercise.py", f"../{LAB}")
+    edit(course / NOTEBOOK, "../labs/lesson_90/exercise.py", f"../{LAB}")
     with pytest.raises(InputError, match=f"{LAB} is written twice"):
         read_lessons(course)
 
@@ -234,7 +237,7 @@ def test_a_job_script_is_written_by_a_cell_but_is_no_lab(course: Path):
     cell = new_code_cell("%%writefile ../labs/lab_90_small.sbatch\n#!/bin/bash\nfor i in 1")
     notebook.cells.insert(-1, cell)
     (course / NOTEBOOK).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-    write_all(course)
+    write_all(read_lessons(course), course)
     assert (course / "labs/lab_90_small.sbatch").read_text(encoding="utf-8") == "#!/bin/bash\nfor i in 1\n"
     (lesson, *_) = read_lessons(course)
     assert (lesson.labs, lesson.other_files) == ([LAB], ["labs/lab_90_small.sbatch"])

@@ -21,7 +21,7 @@ TORCHRUN = "!torchrun --standalone --nproc-per-node={WORLD_SIZE} ../labs"
 def course(tmp_path: Path) -> Path:
     """One lesson, whose labs come from a cell and from the hands of an author."""
     root = make_course(tmp_path / "course")
-    (root / "labs" / "exercises" / "90_small" / "check.py").write_text(
+    (root / "labs" / "lesson_90" / "check.py").write_text(
         "from shared.training import data\n", encoding="utf-8"
     )
     return root
@@ -31,9 +31,7 @@ def lesson_of(
     course: Path, change: Callable[[nbformat.NotebookNode], None] = lambda notebook: None
 ) -> Lesson:
     notebook = mini_notebook()
-    notebook.cells.append(
-        new_code_cell(f"{TORCHRUN}/lab_90_small.py\n{TORCHRUN}/exercises/90_small/check.py")
-    )
+    notebook.cells.append(new_code_cell(f"{TORCHRUN}/lab_90_small.py\n{TORCHRUN}/lesson_90/check.py"))
     change(notebook)
     return write_lesson(course, notebook)
 
@@ -43,10 +41,10 @@ COUNT = (
     "shared/runtime/errors.py",  # shared/runtime/group.py imports it
     "shared/runtime/notebook.py",  # a cell imports it
     "shared/training/data.py",  # the check imports it
-    "labs/exercises/90_small/check.py",
+    "labs/lesson_90/check.py",
     "labs/lab_90_small.py",
 )
-DO_NOT_COUNT = ("shared/comm/kernel.py", "labs/exercises/90_small/solution.py")
+DO_NOT_COUNT = ("shared/comm/kernel.py", "labs/lesson_90/solution.py")
 
 
 def test_a_change_of_what_a_lesson_runs_makes_it_stale_and_no_other(course: Path):

@@ -23,7 +23,7 @@ from shared.runtime.loading import load_file
 from shared.runtime.run import run
 from shared.runtime.supervised import Ended, supervised
 
-EXERCISES = Path(__file__).resolve().parents[2] / "labs" / "exercises"
+LABS = Path(__file__).resolve().parents[2] / "labs"
 TIMEOUT_S = 10.0
 ALONE = 2  # times the timeout: what a rank may still need when another one has its verdict
 LONGEST = 30  # times the timeout: what a check may take
@@ -42,7 +42,7 @@ class Wrong(CourseError):
 
 
 def check_exercise(name: str, verify: Verify, *, timeout_s: float | None = None) -> None:
-    """Check ``labs/exercises/NAME/exercise.py``, or the file given by ``--answer``, on all ranks.
+    """Check ``labs/lesson_NN/exercise.py``, or the file given by ``--answer``, on all ranks.
 
     Args:
         name: the exercise, such as ``05_reduce_scatter``.
@@ -57,7 +57,7 @@ def check_exercise(name: str, verify: Verify, *, timeout_s: float | None = None)
     """
     parser = argparse.ArgumentParser(description=f"Check exercise {name}.")
     parser.add_argument(
-        "--answer", type=Path, default=EXERCISES / name / "exercise.py", help="the file to check"
+        "--answer", type=Path, default=LABS / f"lesson_{name[:2]}" / "exercise.py", help="the file to check"
     )
     limit_s = TIMEOUT_S if timeout_s is None else timeout_s
     run(_examine, name, parser.parse_args().answer, verify, limit_s)

@@ -58,7 +58,7 @@ def setup() -> None:
     if root != PACKAGE_ROOT:  # `shared` was installed from another checkout: use this one's
         for name in [name for name in sys.modules if name.split(".")[0] == "shared"]:
             del sys.modules[name]
-        sys.path.insert(0, str(root))
+        sys.path[:] = [str(root), *(path for path in sys.path if path != str(PACKAGE_ROOT / "labs"))]
         module = importlib.import_module("shared.runtime.notebook")
         shell.user_ns["notebook"] = module  # the name that the first cell gave to this one
         module.setup()

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from shared.tools.lessons import Lesson
 
+SCRIPT = tuple(
+    f"labs/lab_{name}.py" for name in ("10_train", "10_batches", "11_checkpointing", "13_stopping")
+)
 PARTS = {  # {title: its first lesson}
     "Part 1 · Processes that talk": "00",
     "Part 2 · Data parallel": "06",

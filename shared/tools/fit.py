@@ -38,13 +38,13 @@ STEPS = (
     Step("two ranks meet and agree", (*RANKS, "labs/lab_00_hello.py"), "together: the sum is 1615503"),
     Step(
         "DDP equals one process after each step",
-        (*RANKS, "labs/lab_08_equal.py"),
+        (*RANKS, "labs/lesson_08/proof_equal.py"),
         "ranks that took part: 0, 1",
     ),
     Step("the training script trains", (*RANKS, "labs/lab_10_train.py", "--epochs", "1"), '"accuracy"'),
     Step(
         "the check of an exercise knows its solution",
-        (*RANKS, "labs/exercises/00_shares/check.py", "--answer", "labs/exercises/00_shares/solution.py"),
+        (*RANKS, "labs/lesson_00/check.py", "--answer", "labs/lesson_00/solution.py"),
         "right: ",
     ),
     Step(

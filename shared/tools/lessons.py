@@ -21,12 +21,13 @@ HEADER = re.compile(
 )
 OTHER_KINDS = ("sbatch", "yaml")  # of files that a lesson writes beside its labs
 WRITEFILE = re.compile(
-    rf"%%writefile \.\./(labs/(?:exercises/\w+/)?\w+\.py|labs/\w+\.(?:{'|'.join(OTHER_KINDS)}))(?:\n|$)"
+    rf"%%writefile \.\./(labs/lesson_\d\d/exercise\.py|labs/lab_\w+\.(?:py|{'|'.join(OTHER_KINDS)}))(?:\n|$)"
 )
 PACKAGES = {"shared": "", "rank_tools": "rank_tools"}  # {name: the folder in which Python finds it}
 RUN_AS_MODULE = re.compile(rf"-m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
 ANSWER = "/exercise.py"
 LAB_NAME = re.compile(r"labs/(?:\w+/)*\w+\.py")
+IN_LABS = re.compile(r"lab_\w+|lesson_\d\d")  # first parts of the names of modules there
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Lesson:
 
     @property
     def exercises(self) -> list[str]:
-        return [name for name in self.written if name.startswith("labs/exercises/")]
+        return [name for name in self.written if name.endswith(ANSWER)]
 
 
 def cells_of(notebook: nbformat.NotebookNode, kind: str) -> list[nbformat.NotebookNode]:
@@ -68,7 +69,7 @@ def written_files(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
             match = WRITEFILE.match(cell.source)
             if not match:
                 raise InputError(
-                    f"{name}: write `%%writefile ../labs/NAME.py`, not {cell.source.splitlines()[0]!r}"
+                    f"{name}: write `%%writefile ../labs/lab_NAME.py`, not {cell.source.splitlines()[0]!r}"
                 )
             if match[1] in files:
                 raise InputError(f"{name}: {match[1]} is written twice")
@@ -117,7 +118,11 @@ def imported_names(source: str, package: str = "") -> frozenset[str]:
 
 def imported_modules(source: str, package: str = "") -> set[str]:
     """Names of all modules of ours that Python code may import, such as ``shared.runtime.group``."""
-    return {name for name in imported_names(source, package) if name.split(".")[0] in PACKAGES}
+    return {name for name in imported_names(source, package) if _is_ours(name.split(".")[0])}
+
+
+def _is_ours(top: str) -> bool:
+    return top in PACKAGES or bool(IN_LABS.fullmatch(top))
 
 
 def plain_python(cell: str) -> str:
@@ -156,7 +161,7 @@ def inputs_digest(lesson: Lesson, root: Path = ROOT) -> str:
 
 def _files_of(module: str, root: Path) -> list[tuple[Path, str]]:
     """(file, its package) of a module; a package also has an ``__init__`` and perhaps a ``__main__``."""
-    path = root / PACKAGES[module.partition(".")[0]] / module.replace(".", "/")
+    path = root / PACKAGES.get(module.partition(".")[0], "labs") / module.replace(".", "/")
     if path.is_dir():
         files = [path / "__init__.py", path / "__main__.py"]
         return [(file, module) for file in files if file.is_file()]

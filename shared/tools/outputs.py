@@ -14,7 +14,7 @@ LEAKS = {
     "that it was not run": re.compile(r"^not run here: .*", re.MULTILINE),
 }
 NOT_RUN = LEAKS["that it was not run"]
-RUNS_CHECK = re.compile(r"^!.*labs/exercises/\w+/check\.py", re.MULTILINE)  # its verdict is the reader's own
+RUNS_CHECK = re.compile(r"^!.*labs/lesson_\d\d/check\.py", re.MULTILINE)  # its verdict is the reader's own
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 RELATIVE_TOLERANCE = 0.02  # processors round differently, and training amplifies it
 ZERO = 1e-11  # differences below this count as the same nothing

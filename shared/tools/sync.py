@@ -6,7 +6,7 @@ Nothing is run. Written are:
   the last commit counts. If both have, both are named and nothing is written.
 - The stub in an exercise's cell, from its solution. A cell that holds an answer is left alone.
 - Fenced diffs in lessons, as HTML with colours.
-- Which cells are folded, by the rule of ``shared.tools.folding``.
+- Which cells are folded: those that draw.
 - The line of links under each header, and the line at the end of each lesson that leads on.
 - What stands between marks, in the README, in ``notebooks/*.md`` and in lesson 00: ``parts``, ``routes`` and
   ``lessons`` from ``shared.tools.course``, the predictions of all lessons with their answers as
@@ -48,6 +48,9 @@ MARKS = re.compile(
 )
 NEXT = re.compile(r"\n\n(?:\*\*Next:\*\*|\[all lessons\])[^\n]*\Z")
 PREDICTION = re.compile(r"^\*\*Predict:\*\* (.+?)\n\n(<details>.*?</details>)", re.MULTILINE | re.DOTALL)
+RUFF = (sys.executable, "-m", "ruff")
+SORT = ("check", "--fix", "--quiet", "--select", "I")
+FORMAT = ("format", "--quiet")
 SHOWN = "readme:"  # begins the tag of a cell whose output the README shows, too
 
 
@@ -73,42 +76,39 @@ def committed(name: str, root: Path) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def reconcile(root: Path = ROOT) -> None:
-    """Make each lab equal to its cell, by the side that has changed since the last commit.
+def reconcile(lessons: list[Lesson], root: Path = ROOT) -> None:
+    """Make each lab equal to its cell, by the side that has changed since the last commit; format it.
 
     Raises:
         InputError: both sides have changed, or nobody knows which one has. Nothing is written then.
     """
     files: dict[Path, str] = {}
-    notebooks: dict[Path, str] = {}
     undecided = []
-    for lesson in read_lessons(root):
+    for lesson in lessons:
         differing = {}
         for name in [*lesson.labs, *lesson.other_files]:
             path = root / name
             if not path.is_file():
-                files[path] = lesson.written[name]
+                files[path] = formatted(lesson.written[name], path)
             elif path.read_text(encoding="utf-8") != lesson.written[name]:
                 differing[name] = path.read_text(encoding="utf-8")
         old = _committed_cells(lesson, root) if differing else {}
-        taken = {}
         for name, text in differing.items():
             if lesson.written[name] == old.get(name):
-                taken[name] = text
+                files[root / name] = formatted(text, root / name)
             elif text == old.get(name):
-                files[root / name] = lesson.written[name]
+                files[root / name] = formatted(lesson.written[name], root / name)
             else:
                 undecided.append(f"{name} and its cell in {lesson.path.name}")
-        if taken:
-            _put_into_cells(lesson, taken)
-            notebooks[root / lesson.path] = nbformat.writes(lesson.notebook) + "\n"
     if undecided:
         raise InputError(
             "these have both changed since the last commit, make them equal: " + ", ".join(undecided)
         )
-    for path, text in {**files, **notebooks}.items():
+    for path, text in files.items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(root).as_posix()}")
+    for lesson in lessons:
+        _put_into_cells(lesson, {name: files[root / name] for name in lesson.written if root / name in files})
 
 
 def _committed_cells(lesson: Lesson, root: Path) -> dict[str, str]:
@@ -117,6 +117,7 @@ def _committed_cells(lesson: Lesson, root: Path) -> dict[str, str]:
 
 
 def _put_into_cells(lesson: Lesson, texts: dict[str, str]) -> None:
+    lesson.written.update(texts)
     for cell in cells_of(lesson.notebook, "code"):
         match = WRITEFILE.match(cell.source)
         if match and match[1] in texts:
@@ -124,21 +125,27 @@ def _put_into_cells(lesson: Lesson, texts: dict[str, str]) -> None:
 
 
 def format_code(root: Path = ROOT) -> None:
-    """Sort imports and format all code. ruff leaves ``%%writefile`` cells alone, so labs go back into them.
+    """Sort imports and format all code but that of ``%%writefile`` cells, which ruff leaves alone.
 
     Raises:
         InputError: ruff cannot read a file; it has said why.
     """
-    for arguments in (["check", "--fix", "--quiet", "--select", "I"], ["format", "--quiet"]):
-        if subprocess.run([sys.executable, "-m", "ruff", *arguments], cwd=root).returncode:
+    for arguments in (SORT, FORMAT):
+        if subprocess.run([*RUFF, *arguments], cwd=root).returncode:
             raise InputError("nothing else was done: mend the file that ruff names")
-    for lesson in read_lessons(root):
-        names = [*lesson.labs, *lesson.other_files]
-        texts = {name: (root / name).read_text(encoding="utf-8") for name in names}
-        changed = {name: text for name, text in texts.items() if text != lesson.written[name]}
-        if changed:
-            _put_into_cells(lesson, changed)
-            (root / lesson.path).write_text(nbformat.writes(lesson.notebook) + "\n", encoding="utf-8")
+
+
+def formatted(text: str, path: Path) -> str:
+    """The text of a lab as ``format_code`` leaves it; what is no Python stays as it is."""
+    if path.suffix != ".py":
+        return text
+    for arguments in (SORT, FORMAT):
+        command = [*RUFF, *arguments, "--stdin-filename", str(path), "-"]
+        done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", cwd=path.parent)
+        if done.returncode:
+            raise InputError(f"ruff cannot read the cell of {path.name}: {done.stderr.strip()}")
+        text = done.stdout
+    return text
 
 
 def answers(lesson: Lesson, root: Path = ROOT) -> list[nbformat.NotebookNode]:
@@ -169,9 +176,11 @@ def _stub_cell(cell: nbformat.NotebookNode, solution: str) -> str:
     return f"{cell.source.splitlines()[0]}\n{stub_of(solution).rstrip()}"
 
 
-def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
-    """{path: text it must have} of all that is derived; None for a file that nothing writes."""
-    lessons = read_lessons(root)
+def derived_files(lessons: list[Lesson], root: Path = ROOT) -> dict[Path, bytes | None]:
+    """{path: what it must hold} of all that is derived; None for a file that nothing writes.
+
+    The notebooks of the ``lessons`` become what they must be.
+    """
     tables_for_lessons = Tables(lessons, "notebooks").all()
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
@@ -200,9 +209,13 @@ def derived_files(root: Path = ROOT) -> dict[Path, str | None]:
             folder = "" if page.parent == root else "notebooks"
             tables = {**Tables(lessons, folder).all(), **shown, "questions": questions(lessons)}
             wanted[page] = filled(page.read_text(encoding="utf-8"), tables)
-    for path in sorted(chain(*((root / "labs").glob(f"*.{kind}") for kind in ("py", *OTHER_KINDS)))):
+    for path in sorted(chain(*((root / "labs").glob(f"lab_*.{kind}") for kind in ("py", *OTHER_KINDS)))):
         wanted.setdefault(path, None)
-    return wanted
+    contents = {path: None if text is None else text.encode() for path, text in wanted.items()}
+    for name, data in shown_in_readme(lessons):
+        if "image/png" in data:
+            contents[root / "notebooks" / "images" / f"{name}.png"] = base64.b64decode(data["image/png"])
+    return contents
 
 
 def shown_in_readme(lessons: list[Lesson]) -> list[tuple[str, dict]]:
@@ -217,27 +230,15 @@ def shown_in_readme(lessons: list[Lesson]) -> list[tuple[str, dict]]:
     return shown
 
 
-def derived_pictures(root: Path = ROOT) -> dict[Path, bytes]:
-    """{path: PNG} of the pictures that the README shows."""
-    pictures = {}
-    for name, data in shown_in_readme(read_lessons(root)):
-        if "image/png" in data:
-            pictures[root / "notebooks" / "images" / f"{name}.png"] = base64.b64decode(data["image/png"])
-    return pictures
-
-
-def differences(root: Path = ROOT) -> dict[Path, str]:
+def differences(wanted: dict[Path, bytes | None]) -> dict[Path, str]:
     """{path: what is wrong with it} of each derived file that is not as it must be."""
     problems = {}
-    for path, text in derived_files(root).items():
-        if text is None:
+    for path, content in wanted.items():
+        if content is None:
             problems[path] = "no notebook writes it"
         elif not path.is_file():
             problems[path] = "is missing"
-        elif path.read_text(encoding="utf-8") != text:
-            problems[path] = "differs from its source"
-    for path, png in derived_pictures(root).items():
-        if not path.is_file() or path.read_bytes() != png:
+        elif path.read_bytes() != content:
             problems[path] = "differs from its source"
     return problems
 
@@ -273,27 +274,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write what is derived, and format all code.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something differs")
     if parser.parse_args().check:
-        problems = differences()
+        problems = differences(derived_files(read_lessons()))
         for path, problem in problems.items():
             print(f"{path.relative_to(ROOT).as_posix()} {problem}")
         return int(bool(problems))
-    reconcile()
     format_code()
-    for lesson in read_lessons():
+    lessons = read_lessons()
+    reconcile(lessons)
+    for lesson in lessons:
         if answers(lesson):
             print(f"{lesson.path.as_posix()}: its exercise holds an answer, which stays")
-    return write_all()
+    return write_all(lessons)
 
 
-def write_all(root: Path = ROOT) -> int:
+def write_all(lessons: list[Lesson], root: Path = ROOT) -> int:
     """Write each derived file that differs. Exit code 1 when there is one that no notebook writes."""
-    contents: dict[Path, bytes | None] = dict(derived_pictures(root))
-    for path, text in derived_files(root).items():
-        contents[path] = None if text is None else text.encode()
+    wanted = derived_files(lessons, root)
     failed = False
-    for path, problem in differences(root).items():
+    for path, problem in differences(wanted).items():
         name = path.relative_to(root).as_posix()
-        content = contents[path]
+        content = wanted[path]
         if content is None:
             failed = True
             print(f"{name} {problem}: delete it, or write it from a cell")

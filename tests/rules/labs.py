@@ -1,9 +1,9 @@
-"""Rules for labs and exercises.
+"""Rules for labs, and for the rooms of the lessons.
 
-A *plain* lab is what a reader would copy: torch, torchvision and the standard library, no more; it may import
-others of its kind. The first lab of a lesson that torchrun starts is plain. Other labs of the lesson import
-it and prove it with ``shared``. A plain lab that fails on purpose says so in a line of its docstring:
-``Ends with:   exit code 1``.
+A lab, ``labs/lab_NN_name.py``, is *plain*, as a reader would copy it: torch, torchvision and the standard
+library, no more; it may import others of its kind. One that fails on purpose says so in a line of its
+docstring: ``Ends with:   exit code 1``. What proves it with ``shared`` lies in the room of its lesson,
+``labs/lesson_NN``, as ``proof_name.py``. A room imports labs, ``shared``, and rooms of lessons before it.
 """
 
 import ast
@@ -15,6 +15,8 @@ from shared.tools.lessons import Lesson, imported_names
 
 ENDS_WITH = re.compile(r"^Ends with: +exit code (\d+)$", re.MULTILINE)
 PLAIN = {"torch", "torchvision", *sys.stdlib_module_names}
+ALLOWED = {"lab_10_one_process": {"sklearn"}}  # the script that the lesson begins with
+ROOM = re.compile(r"lesson_(\d\d)\b")
 
 
 def siblings(path: Path) -> list[Path]:
@@ -46,6 +48,44 @@ def docstring_problems(path: Path, notebook: str) -> list[str]:
     return problems
 
 
+def proof_problems(path: Path, root: Path) -> list[str]:
+    """What is wrong with the docstring of a proof."""
+    lines = docstring_of(path).splitlines()
+    name = path.relative_to(root).as_posix()
+    problems = []
+    if not lines or lines[0].startswith("Run it:"):
+        problems.append(f"{name} does not say what it is")
+    if not is_module(path) and name not in command_of(path):
+        problems.append(f"{name} has no line `Run it: ... {name}`")
+    return problems
+
+
+def room_problems(room: Path) -> list[str]:
+    """Imports of a room that lead to a later lesson, or that stand before the path to them is there."""
+    problems = []
+    for path in sorted(set(room.glob("*.py")) - set(room.glob("test_*.py"))):
+        ours = is_module(path)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            modules = modules_of(node)
+            others = [ROOM.match(module)[1] for module in modules if ROOM.match(module)]
+            problems += [
+                f"{room.name}/{path.name} imports a file of lesson {number}, which comes later"
+                for number in others
+                if number > room.name[-2:]
+            ]
+            if any(module.startswith(("lab_", "lesson_")) for module in modules) and not ours:
+                problems.append(f"{room.name}/{path.name} imports a lab before anything of `shared`")
+            ours = ours or any(module.split(".")[0] in ("shared", "tests") for module in modules)
+    return problems
+
+
+def modules_of(node: ast.stmt) -> list[str]:
+    """Names of the modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
 def command_of(path: Path) -> list[str]:
     """The words of the command that the docstring's first line ``Run it:`` shows."""
     for line in docstring_of(path).splitlines():
@@ -71,14 +111,13 @@ def is_plain(path: Path) -> bool:
 
 
 def plain_problems(lesson: Lesson, root: Path) -> list[str]:
-    """The first lab that torchrun starts is plain."""
-    labs = [root / name for name in lesson.labs]
-    under_torchrun = [lab for lab in labs if starts_with_torchrun(lab) and not is_module(lab)]
-    if not under_torchrun or is_plain(under_torchrun[0]):
-        return []
-    first = under_torchrun[0]
-    more = ", ".join(sorted(imports(first) - PLAIN))
-    return [f"{first.name} is the first lab of its lesson: it is to be plain, but imports {more}"]
+    """Each lab is plain."""
+    problems = []
+    for path in [root / name for name in lesson.labs]:
+        more = ", ".join(sorted(imports(path) - PLAIN - ALLOWED.get(path.stem, set())))
+        if more:
+            problems.append(f"{path.name} is a lab: it is to be plain, but imports {more}")
+    return problems
 
 
 def imports(path: Path) -> set[str]:
@@ -90,7 +129,11 @@ def imports(path: Path) -> set[str]:
 
 def lab_problems(lesson: Lesson, root: Path) -> list[str]:
     """All that is wrong with the labs of a lesson."""
-    problems = [] if lesson.labs else ["there is no lab"]
+    room = root / "labs" / f"lesson_{lesson.number}"
+    proofs = sorted(room.glob("proof_*.py"))
+    problems = [] if lesson.labs or proofs else ["there is no lab"]
     for name in lesson.labs:
         problems += docstring_problems(root / name, lesson.path.name)
-    return problems + plain_problems(lesson, root)
+    for path in proofs:
+        problems += proof_problems(path, root)
+    return problems + plain_problems(lesson, root) + room_problems(room)

@@ -7,13 +7,14 @@ batch norm, evaluation must leave all ranks the same running statistics.
 
 import sys
 
-import lab_10_train as script
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from shared.lesson_10.sync_batch_norm import convert_batch_norm
 from shared.training.parity import assert_same_on_every_rank
+
+import lab_10_train as script
+from lesson_10.sync_batch_norm import convert_batch_norm
 
 BATCH = 9
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+
 from lab_08_ddp import setup
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -1,0 +1,90 @@
+"""Ranks have different images and the same model: their gradients differ, until all_reduce adds them up.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_00/proof_digits.py
+"""
+
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from shared.runtime.errors import ParityError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import load_images
+
+from lab_00_hello import share_of
+
+
+@dataclass(frozen=True)
+class Config:
+    images_per_rank: int = 8
+    tolerance: float = 1e-12  # float64
+
+
+def summed_gradient(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The gradient of the images' losses, added up, for a linear model that begins with zeros.
+
+    Args:
+        images: float64 (n, 1, 8, 8).
+        labels: int64 (n,), digits 0 to 9.
+
+    Returns:
+        float64 (10, 64): a row for each digit.
+    """
+    weight = torch.zeros(10, 64, dtype=images.dtype, device=images.device, requires_grad=True)
+    scores = images.flatten(1) @ weight.T
+    loss = F.cross_entropy(scores, labels, reduction="sum")
+    loss.backward()
+    return weight.grad
+
+
+def main(cfg: Config) -> None:
+    started = time.perf_counter()
+    with process_group() as group:
+        joined = time.perf_counter() - started
+        data = load_images("digits")
+        count = cfg.images_per_rank * group.world_size
+        images = data.train_x[:count].double().to(group.device)
+        labels = data.train_y[:count].to(group.device)
+
+        my_images = share_of(images, group.rank, group.world_size)
+        my_labels = share_of(labels, group.rank, group.world_size)
+        own = summed_gradient(my_images, my_labels)
+        together = own.clone()
+        dist.all_reduce(together)
+        own /= len(my_images)
+        together /= count
+        print_in_rank_order(
+            f"digits {my_labels.tolist()}: gradient of norm {own.norm():.4f}, together {together.norm():.4f}"
+        )
+
+        alone = summed_gradient(images, labels) / count
+        error = (together - alone).abs().max().item()
+        if error > cfg.tolerance:
+            raise ParityError(f"the gradient is off by {error:.1e} from what one process finds")
+        print_on_rank_0(f"One process finds the same on all {count} images.")
+
+        memory = psutil.Process().memory_full_info()
+        record_results(
+            "00_digits",
+            {
+                "rank": group.rank,
+                "digits": my_labels.tolist(),
+                "images": my_images.squeeze(1).tolist(),
+                "own": own.tolist(),
+                "together": together.tolist(),
+                "join_s": joined,
+                "resident_mb": memory.rss / 2**20,
+                "private_mb": memory.uss / 2**20,  # of these, what no other process shares
+            },
+        )
+
+
+if __name__ == "__main__":
+    run(main, Config())

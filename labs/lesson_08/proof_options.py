@@ -1,0 +1,194 @@
+"""Five arguments of DDP's constructor, each with what it changes.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_08/proof_options.py
+"""
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients
+
+
+class TwoBranches(nn.Module):
+    """Uses only one of its two layers: input (batch, 8), output (batch, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(8, 8)  # the last bucket: those before it are reduced
+        self.used = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+class Recomputed(nn.Module):
+    """A layer under two reentrant checkpoints: input (batch, 8), output (batch, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def backward(ddp: DDP, width: int = 8, times: int = 1) -> None:
+    """``times`` rounds of forward and backward on random input (4, width)."""
+    device = next(ddp.parameters()).device
+    for _ in range(times):
+        ddp(torch.randn(4, width, device=device)).sum().backward()
+
+
+def error_of(function: Callable, kind: type[Exception] = RuntimeError) -> str:
+    """The first line of the error that ``function`` must raise."""
+    try:
+        function()
+    except kind as error:
+        return str(error).splitlines()[0]
+    raise CourseError("an error was expected, but there was none")
+
+
+def farthest_from_rank_0(tensor: torch.Tensor) -> float:
+    """The largest absolute difference of any rank's ``tensor`` to rank 0's. Collective."""
+    from_rank_0 = tensor.detach().clone()
+    dist.broadcast(from_rank_0, src=0)
+    distance = (tensor - from_rank_0).abs().max()
+    dist.all_reduce(distance, op=dist.ReduceOp.MAX)
+    return distance.item()
+
+
+def find_unused_parameters(group: Group) -> str:
+    for cap in (None, 1e-5):  # one bucket for both layers, or one for each
+        strict = DDP(TwoBranches().to(group.device), bucket_cap_mb=cap)
+        backward(strict)  # the step in which a layer goes unused: no error, and no average
+        apart = farthest_from_rank_0(strict.module.used.weight.grad)
+        assert apart > 0.01 or group.world_size == 1, (cap, apart)
+        complaint = error_of(partial(backward, strict))  # the step after it
+        assert complaint.startswith("Expected to have finished reduction"), complaint
+    tolerant = DDP(TwoBranches().to(group.device), find_unused_parameters=True)
+    backward(tolerant, times=3)
+    assert tolerant.module.unused.weight.grad is None
+    assert_same_on_every_rank("used", [("weight", tolerant.module.used.weight.grad)])
+    return "False: a layer is unused, and no gradient is averaged; one step later: error. True: all is well"
+
+
+def accumulated(ddp: DDP, group: Group, first_synchronizes: bool) -> list[tuple[str, torch.Tensor]]:
+    """Gradients after two steps of two micro-batches, the same data for each call."""
+    draw = torch.Generator().manual_seed(group.rank)
+    if first_synchronizes:
+        backward(ddp)
+    for _ in range(2):
+        ddp.zero_grad()
+        for context in (ddp.no_sync(), nullcontext()):
+            with context:
+                ddp(torch.randn(4, 8, generator=draw).to(group.device)).square().sum().backward()
+    return gradients(ddp)
+
+
+def static_graph(group: Group) -> str:
+    torch.manual_seed(0)
+    model = TwoBranches().to(group.device)
+    expected = accumulated(DDP(deepcopy(model), find_unused_parameters=True), group, first_synchronizes=True)
+    found = accumulated(DDP(deepcopy(model), static_graph=True), group, first_synchronizes=True)
+    assert_all_equal("static_graph", found, expected, 1e-4)  # float32
+    failing = DDP(deepcopy(model), static_graph=True)
+    complaint = error_of(lambda: accumulated(failing, group, first_synchronizes=False))
+    assert "INTERNAL ASSERT FAILED" in complaint, complaint
+
+    reentrant = DDP(Recomputed().to(group.device), static_graph=True)
+    inputs = torch.randn(4, 8, device=group.device, requires_grad=True)  # reentrant checkpoints need one
+    for _ in range(2):
+        reentrant(inputs).sum().backward()
+    assert_same_on_every_rank("reentrant", gradients(reentrant))
+    return "True: unused layers and reentrant checkpoints work; no_sync too, after a step that synchronizes"
+
+
+def gradient_as_bucket_view(group: Group) -> str:
+    storages = []
+    for view in (False, True):
+        ddp = DDP(nn.Linear(64, 64).to(group.device), gradient_as_bucket_view=view)
+        for _ in range(2):
+            ddp.zero_grad()  # to None, as optimizers do
+            backward(ddp, 64)
+        addresses = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
+        storages.append(len(addresses))
+    assert storages == [2, 1], storages
+    return f"False: 2 gradients lie in {storages[0]} storages; True: in {storages[1]}, the bucket's own"
+
+
+def buffers_apart(group: Group, no_sync: bool = False, **options: bool) -> tuple[float, float]:
+    """How far the ranks' running means are from rank 0's: after the constructor, and after two forwards."""
+    model = nn.BatchNorm1d(8).to(group.device)
+    model.running_mean += group.rank
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is deprecated
+        ddp = DDP(model, **options)
+    at_start = farthest_from_rank_0(model.running_mean)
+    with ddp.no_sync() if no_sync else nullcontext():
+        ddp(torch.randn(64, 8, device=group.device) + group.rank)  # each running mean goes its own way
+    ddp.eval()
+    ddp(torch.randn(64, 8, device=group.device))  # changes no running mean by itself
+    return at_start, farthest_from_rank_0(model.running_mean)
+
+
+def forward_sync_buffers(group: Group) -> str:
+    alone = group.world_size == 1
+    assert buffers_apart(group) == (0.0, 0.0)
+    start, later = buffers_apart(group, forward_sync_buffers=False)
+    assert start == 0.0 and (later > 0.05 or alone), (start, later)
+    start, later = buffers_apart(group, broadcast_buffers=False)
+    assert (start >= 1.0 and later >= 0.05) or alone, (start, later)
+    start, later = buffers_apart(group, no_sync=True)
+    assert start == 0.0 and (later > 0.05 or alone), (start, later)
+    return "True: each forward sends rank 0's, but for one after no_sync; False: the constructor alone does"
+
+
+def bucket_cap_mb(group: Group) -> str:
+    calls = {}
+    for cap in (None, 25, 1):
+        layers = [nn.Linear(512, 512, bias=False) for _ in range(4)]  # 1 MiB each
+        ddp = DDP(nn.Sequential(*layers).to(group.device), bucket_cap_mb=cap)
+        backward(ddp, 512, times=2)  # DDP settles its buckets after the first step
+        with record() as log:
+            backward(ddp, 512)
+        calls[cap] = log.count("all_reduce")
+    assert calls == {None: 2, 25: 1, 1: 4}, calls
+    return (
+        f"4 layers of 1 MiB: {calls[1]} all-reduces at 1, {calls[25]} at 25, "
+        f"{calls[None]} by default: 1 MiB, then 25 MiB"
+    )
+
+
+SHOWN = {
+    "find_unused_parameters": find_unused_parameters,
+    "static_graph": static_graph,
+    "gradient_as_bucket_view": gradient_as_bucket_view,
+    "forward_sync_buffers": forward_sync_buffers,
+    "bucket_cap_mb": bucket_cap_mb,
+}
+
+
+def main() -> None:
+    with process_group(timeout_s=20) as group:
+        for name, show in SHOWN.items():
+            print_on_rank_0(f"{name:24} {show(group)}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,251 @@
+"""Ten mistakes of tensor parallelism: most of them raise no error, so something has to look.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_faults.py
+"""
+
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
+from shared.training.one_process import assert_same_training, train_alone
+from shared.training.parity import assert_same_on_every_rank
+
+from lesson_17 import proof_gpt as tp
+from lesson_17 import proof_plans as plans
+from lesson_17.proof_gpt import Config
+
+
+class Setting:
+    """What each mistake starts from: a truth that all ranks have, and how one process trains from it."""
+
+    def __init__(self, group: Group, mesh: DeviceMesh, cfg: Config) -> None:
+        self.group = group
+        self.mesh = mesh
+        self.cfg = cfg
+        # All the heads fit into a rank's width, so that forgetting to divide them raises no error.
+        self.sizes = replace(tp.gpt_config(group.world_size, cfg), width=2 * group.world_size**2)
+        self.truth = tp.one_truth(self.sizes, group).state_dict()
+
+    def model(self) -> GPT:
+        model = GPT(self.sizes).to(self.group.device)
+        model.load_state_dict(self.truth)
+        return model
+
+    def batch(self, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Another batch for each rank."""
+        tokens, labels = token_batch(self.sizes, self.cfg.rows, 100 * rank + step)
+        return tokens.to(self.group.device), labels.to(self.group.device)
+
+    def verdict(
+        self, model: GPT, loss_of: Callable | None = None, loss_of_one: Callable | None = None
+    ) -> str:
+        """What parity says of a model that is split by hand, after each of some steps."""
+        ours = tp.train(model, loss_of or tp.loss_split(dist.group.WORLD, self.cfg), self.cfg)
+        whole = self.model()
+        sgd = torch.optim.SGD(whole.parameters(), self.cfg.lr)
+        alone = train_alone(whole, sgd, loss_of_one or tp.loss_alone(self.cfg), self.cfg.steps)
+        try:
+            assert_same_training("parity", ours, alone, self.cfg.tolerance, tp.part_in(dist.group.WORLD))
+        except ParityError as error:
+            return str(error).split(" by ")[0]
+        return "parity: equal"
+
+
+def error_of(function: Callable, *args) -> str:
+    """The first line of the error that ``function`` is to raise."""
+    try:
+        function(*args)
+    except (RuntimeError, CourseError) as error:
+        return str(error).splitlines()[0].split(". ")[0].split(", need to")[0]
+    return "no error"
+
+
+def no_f(here: Setting) -> str:
+    model = tp.split_gpt(here.model(), dist.group.WORLD, enter=lambda x, _: x)
+    return here.verdict(model)
+
+
+def no_division_of_heads(here: Setting) -> str:
+    model = tp.split_gpt(here.model(), dist.group.WORLD)
+    for block in model.blocks:
+        block.attention.heads = here.sizes.heads  # as many as before, each 1/N as wide
+    return here.verdict(model)
+
+
+def a_batch_per_rank(here: Setting) -> str:
+    """Neither the training on rank 0's batch nor that on all batches, as in data parallel training."""
+    ranks = here.group.world_size
+
+    def split(model: GPT, step: int) -> torch.Tensor:
+        tokens, labels = here.batch(here.group.rank, step)
+        return tp.vocabulary_parallel_loss_sum(model(tokens), labels, dist.group.WORLD) / labels.numel()
+
+    def of_rank_0(model: GPT, step: int) -> torch.Tensor:
+        tokens, labels = here.batch(0, step)
+        return loss_sum(model(tokens), labels) / labels.numel()
+
+    def of_all(model: GPT, step: int) -> torch.Tensor:
+        batches = [here.batch(rank, step) for rank in range(ranks)]
+        losses = [loss_sum(model(tokens), labels) / labels.numel() for tokens, labels in batches]
+        return torch.stack(losses).mean()
+
+    verdicts = []
+    for alone in (of_rank_0, of_all):
+        model = tp.split_gpt(here.model(), dist.group.WORLD)
+        verdicts.append(here.verdict(model, split, alone))
+    if verdicts[0] != verdicts[1]:
+        return f"{verdicts[0]}; {verdicts[1]}"
+    return f"{verdicts[0]}, beside rank 0's batch and beside all"
+
+
+def heads_that_do_not_divide(here: Setting) -> str:
+    """One head more than ranks; the width is divided, so nothing but the heads is wrong."""
+    ranks = here.group.world_size
+    sizes = GPTConfig(16 * ranks, 8 * ranks, ranks * (ranks + 1), ranks + 1, 1)
+    ours = error_of(tp.split_gpt, GPT(sizes).to(here.group.device), dist.group.WORLD)
+    attention = GPT(sizes).to(here.group.device).blocks[0].attention
+    parallelize_module(attention.query, here.mesh, ColwiseParallel(use_local_output=False))
+    x = torch.ones(1, 8 * ranks, sizes.width, dtype=sizes.dtype, device=here.group.device)
+    theirs = error_of(lambda: attention.split_heads(attention.query(x)))
+    return f"{ours}; torch: {theirs}"
+
+
+def a_typo_in_the_plan(here: Setting) -> str:
+    """In both layers of an MLP: nothing is split, and only the memory is wrong. In one layer: an error."""
+    plan = plans.plan_of(sequence=False)
+    for layer in ("up", "down"):
+        plan[f"blocks.*.mpl.{layer}"] = plan.pop(f"blocks.*.mlp.{layer}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = plans.parallelized(here.model(), here.mesh, plan)
+    warned = {str(warning.message).split(":")[1].split(" in module")[0].strip() for warning in caught}
+    ours, _ = plans.train(model, tp.loss_alone(here.cfg), here.cfg.steps, here.cfg.lr)
+    whole = here.model()
+    alone = train_alone(
+        whole, torch.optim.SGD(whole.parameters(), here.cfg.lr), tp.loss_alone(here.cfg), len(ours)
+    )
+    assert_same_training("a typo", ours, alone, here.cfg.tolerance)
+    complaint = error_of(plans.assert_carried_out, model)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it shows the error, too
+    plan = plans.plan_of(sequence=False)
+    plan["blocks.*.mpl.up"] = plan.pop("blocks.*.mlp.up")
+    with warnings.catch_warnings(), plans.loss_parallel():
+        warnings.simplefilter("ignore")
+        model = plans.parallelized(here.model(), here.mesh, plan)
+        refusal = error_of(tp.loss_alone(here.cfg), model, 0)
+    return f"warns: {', '.join(warned)}; parity: equal; our check: {complaint}; in one layer alone: {refusal}"
+
+
+def the_tie_is_lost(here: Setting) -> str:
+    model = here.model()
+    before = model.head.weight is model.tokens.weight
+    parallelize_module(model, here.mesh, plans.plan_of(sequence=False))
+    after = model.head.weight is model.tokens.weight
+    return f"head and embedding share a parameter: before {before}, after {after}"
+
+
+def what_the_plan_does_not_name(here: Setting) -> str:
+    """Each rank has a seed of its own. A plan sends rank 0's numbers of what it splits, and no others."""
+    torch.manual_seed(here.group.rank)
+    model = plans.parallelized(
+        GPT(here.sizes).to(here.group.device), here.mesh, plans.plan_of(sequence=False)
+    )
+    assert_same_on_every_rank("parameter", [("norm.weight", model.norm.weight)])  # ones
+    assert_same_on_every_rank("parameter", [("tokens.weight", plans.full(model.tokens.weight))])
+    try:
+        assert_same_on_every_rank("parameter", [("positions.weight", model.positions.weight)])
+    except ParityError as error:
+        return str(error).replace(str(list(range(1, here.group.world_size))), "1 and up")
+    return "no difference"
+
+
+def loss_outside_of_its_context(here: Setting) -> str:
+    # Over gloo torch mentions that it gathers in place of an all-to-all, on its way to the error.
+    logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
+    model = plans.parallelized(here.model(), here.mesh, plans.plan_of(sequence=False))
+    return error_of(tp.loss_alone(here.cfg), model, 0)
+
+
+def one_call_for_all_parameters(here: Setting) -> str:
+    model = plans.parallelized(here.model(), here.mesh, plans.plan_of(sequence=False))
+    with plans.loss_parallel():
+        tp.loss_alone(here.cfg)(model, 0).backward()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=True)
+    return error_of(optimizer.step)
+
+
+def log_softmax_inside_of_loss_parallel(here: Setting) -> str:
+    """A loss of log-probabilities that is no cross-entropy: pytorch#190746."""
+    ranks = here.group.world_size
+    generator = torch.Generator().manual_seed(17)
+    logits, weights = torch.randn(2, 4, 8 * ranks, dtype=torch.float64, generator=generator).to(
+        here.group.device
+    )
+    alone = logits.clone().requires_grad_()
+    loss_alone = (F.log_softmax(alone, -1) * weights).sum()
+    loss_alone.backward()
+    verdicts = []
+    for where, context in (("outside", nullcontext()), ("inside", plans.loss_parallel())):
+        split = distribute_tensor(logits, here.mesh, [Shard(1)]).requires_grad_()
+        with context:
+            loss = (F.log_softmax(split, -1) * distribute_tensor(weights, here.mesh, [Shard(1)])).sum()
+            loss.backward()
+        assert torch.allclose(plans.full(loss), loss_alone, rtol=0, atol=1e-12)
+        gradient = plans.full(split.grad)
+        off = (gradient - alone.grad).abs().max().item()
+        verdict = "right" if off < 1e-12 else f"off by {off:.2f}"
+        if torch.equal(gradient, weights):
+            verdict += ", it went through log_softmax unchanged"
+        verdicts.append(f"{where} loss right, gradient {verdict}")
+    return "; ".join(verdicts)
+
+
+MIXED = "got mixed torch.Tensor and DTensor"
+# {mistake: (how to make it, words that must be in what is said)}
+MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
+    "f forgotten": (no_f, "step 0: gradient of"),
+    "heads not divided": (no_division_of_heads, "parity, step 0: loss: differs"),
+    "heads that do not divide": (heads_that_do_not_divide, "heads cannot be divided by"),
+    "a batch of its own for each rank": (a_batch_per_rank, "differs, beside rank 0's batch and beside all"),
+    "a typo in the plan": (
+        a_typo_in_the_plan,
+        "mlp.up.weight is whole on each rank: does the plan name it rightly?; in one layer alone: a and b",
+    ),
+    "the tie": (the_tie_is_lost, "before True, after False"),
+    "what the plan does not name": (what_the_plan_does_not_name, "positions.weight: ranks 1 and up differ"),
+    "the loss outside of loss_parallel": (loss_outside_of_its_context, MIXED),
+    "foreach with plain parameters": (one_call_for_all_parameters, MIXED),
+    "log_softmax in loss_parallel": (
+        log_softmax_inside_of_loss_parallel,
+        "outside loss right, gradient right; inside loss right, gradient off by",
+    ),
+}
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        mesh = init_device_mesh(group.device.type, (group.world_size,))
+        here = Setting(group, mesh, cfg)
+        for name, (make, words) in MISTAKES.items():
+            outcome = make(here)
+            print_on_rank_0(f"{name}: {outcome}")
+            if words not in outcome:
+                raise CourseError(f"{name}: {outcome!r} is not what this lab shows")
+
+
+if __name__ == "__main__":
+    run(main, Config())

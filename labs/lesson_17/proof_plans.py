@@ -1,0 +1,264 @@
+"""torch's plans on the GPT: `parallelize_module` makes the same collectives as we do by hand.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_plans.py
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from shared.comm.record import CommRecord, record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.gpt import GPT, MLP, GPTConfig
+from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+
+from lab_17_torch import plan_of_block
+from lesson_17 import proof_gpt as tp
+from lesson_17.proof_gpt import Config
+
+SPLIT = (*tp.SPLIT_BY_ROWS_OF_WEIGHT, *tp.SPLIT_BY_COLUMNS_OF_WEIGHT, "head")
+SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS"}
+
+
+def without_sequence() -> dict[str, ParallelStyle]:
+    """The plan of a block that takes and returns the whole sequence on each rank."""
+    return {
+        "attention": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate()),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
+
+
+def plan_of(sequence: bool, attention: bool = True, split_loss: bool = True) -> dict[str, ParallelStyle]:
+    """What parallelize_module is to do with each module.
+
+    Args:
+        sequence: between the split layers each rank keeps a part of the sequence.
+        attention: the blocks have one, and the model has positions.
+        split_loss: logits stay split by vocabulary, for ``loss_parallel``; else all ranks get all logits.
+    """
+    between = Shard(1) if sequence else Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(
+            input_layouts=between,
+            output_layouts=Shard(-1) if split_loss else Replicate(),
+            use_local_output=not split_loss,
+        ),
+    }
+    of_block = plan_of_block() if sequence else without_sequence()
+    for name, style in of_block.items():
+        if attention or not name.startswith(("norm1", "attention")):
+            plan[f"blocks.*.{name}"] = style
+    if sequence:
+        plan["norm"] = SequenceParallel()
+    if attention and sequence:
+        plan["positions"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+    return plan
+
+
+def parallelized(model: GPT, mesh: DeviceMesh, plan: dict[str, ParallelStyle]) -> GPT:
+    """``model`` by the plan, and what a plan does not do: fewer heads here, and the tie."""
+    parallelize_module(model, mesh, plan)
+    for block in model.blocks:
+        block.attention.heads //= mesh.size()
+    model.head.weight = model.tokens.weight  # parallelize_module has made two parameters of one
+    return model
+
+
+def assert_carried_out(model: nn.Module, layers: tuple[str, ...] = SPLIT) -> None:
+    """Raise ``CourseError`` unless each weight of these layers is a DTensor of which each rank has a part."""
+    for name, p in model.named_parameters(remove_duplicate=False):
+        *_, layer, kind = name.split(".")
+        if layer not in layers or kind != "weight":
+            continue
+        if not isinstance(p, DTensor) or not any(placement.is_shard() for placement in p.placements):
+            raise CourseError(f"{name} is whole on each rank: does the plan name it rightly?")
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a DTensor; what is Partial is summed up. Collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_step(loss: torch.Tensor, model: nn.Module) -> Step:
+    step = step_of(loss, model.named_parameters())
+    for tensors in (step.gradients, step.parameters):
+        for name, tensor in tensors.items():
+            tensors[name] = full(tensor)
+    step.loss = full(step.loss)
+    return step
+
+
+def texts(forward: CommRecord, backward: CommRecord, step: CommRecord) -> dict[str, str]:
+    """{part of a training step: its collectives, such as "5 AR"}."""
+    collectives = {}
+    for name, log in (("forward", forward), ("backward", backward), ("optimizer", step)):
+        counts = log.counts()
+        made = [f"{counts[kind]} {short}" for kind, short in SHORT.items() if counts[kind]]
+        collectives[name] = " + ".join(made) or "none"
+    return collectives
+
+
+def train(model: nn.Module, loss_of: Callable, steps: int, lr: float, split_loss: bool = True) -> tuple:
+    """Steps, and the collectives of the first one. Backward stands inside of loss_parallel, too."""
+    optimizer = torch.optim.SGD(model.parameters(), lr, foreach=False)  # foreach refuses a mix with DTensors
+    done = []
+    calls: dict[str, str] = {}
+    for number in range(steps):
+        optimizer.zero_grad()
+        context: AbstractContextManager = loss_parallel() if split_loss else nullcontext()
+        with context:
+            with record() as forward:
+                loss = loss_of(model, number)
+            with record() as backward:
+                loss.backward()
+        with record() as step:
+            optimizer.step()
+        calls = calls or texts(forward, backward, step)
+        done.append(whole_step(loss, model))
+    return done, calls
+
+
+def check_calls(name: str, found: dict[str, str], *expected: str) -> None:
+    """Raise ``CourseError`` unless forward, backward and the optimizer's step call what is expected."""
+    wanted = dict(zip(("forward", "backward", "optimizer"), expected, strict=True))
+    print_on_rank_0(f"{name}: {', '.join(f'{part} {calls}' for part, calls in found.items())}")
+    if found != wanted:
+        raise CourseError(f"{name}: expected were {wanted}")
+
+
+class Chain(nn.Module):
+    """MLP blocks without attention, between an embedding and a head that is not tied."""
+
+    class Block(nn.Module):
+        def __init__(self, cfg: GPTConfig) -> None:
+            super().__init__()
+            self.norm2 = nn.LayerNorm(cfg.width, dtype=cfg.dtype)
+            self.mlp = MLP(cfg)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.mlp(self.norm2(x))
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.tokens = nn.Embedding(cfg.vocabulary, cfg.width, dtype=cfg.dtype)
+        self.blocks = nn.Sequential(*(Chain.Block(cfg) for _ in range(cfg.layers)))
+        self.norm = nn.LayerNorm(cfg.width, dtype=cfg.dtype)
+        self.head = nn.Linear(cfg.width, cfg.vocabulary, bias=False, dtype=cfg.dtype)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.tokens(tokens))))
+
+
+def chain_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str, str]]:
+    """Collectives of the chain by three plans, each checked against one process."""
+    n = cfg.layers
+    expected = {
+        "TP of the blocks": (f"{n} AR", f"{n} AR", "none"),
+        "TP + SP": (f"{n + 2} AG + {n + 1} RS", f"{n + 1} AG + {n + 1} RS", f"{2 * n + 2} AR"),
+        "TP + SP + loss_parallel": (
+            f"3 AR + {n + 1} AG + {n + 1} RS",
+            f"{n + 1} AG + {n + 1} RS",
+            f"{2 * n + 2} AR",
+        ),
+    }
+    sizes = tp.gpt_config(group.world_size, cfg)
+    blocks_alone = {key: style for key, style in plan_of(False, False).items() if key.startswith("blocks")}
+    plans = {
+        "TP of the blocks": (blocks_alone, False),
+        "TP + SP": (plan_of(True, False, split_loss=False), False),
+        "TP + SP + loss_parallel": (plan_of(True, False), True),
+    }
+
+    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+        tokens, labels = tp.token_batch(model.cfg, cfg.rows, step)
+        logits = model(tokens.to(group.device))
+        return F.cross_entropy(logits.flatten(0, 1), labels.to(group.device).flatten())
+
+    calls = {}
+    torch.manual_seed(17)
+    truth = Chain(sizes).to(group.device).state_dict()
+    for name, (plan, split_loss) in plans.items():
+        model = Chain(sizes).to(group.device)
+        model.load_state_dict(truth)
+        alone = train_alone(model, torch.optim.SGD(model.parameters(), cfg.lr), loss_of, cfg.steps)
+        model = Chain(sizes).to(group.device)
+        model.load_state_dict(truth)
+        parallelize_module(model, mesh, plan)
+        ours, calls[name] = train(model, loss_of, cfg.steps, cfg.lr, split_loss)
+        assert_same_training(name, ours, alone, cfg.tolerance)
+        check_calls(f"chain, {name}", calls[name], *expected[name])
+    return calls
+
+
+def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str, str]]:
+    """Collectives of the GPT by three plans, each checked against one process."""
+    n = cfg.layers
+    by_hand = (f"{1 + 2 * n + 3} AR", f"{2 * n + 1} AR", "none")  # as proof_gpt counts them
+    three_f = plan_of(sequence=False)
+    del three_f["blocks.*.attention"]  # then query, key and value take their input one by one
+    plans = {
+        "TP": (plan_of(sequence=False), by_hand),
+        "TP, no PrepareModuleInput": (three_f, (by_hand[0], f"{4 * n + 1} AR", "none")),
+        "TP + SP": (
+            plan_of(sequence=True),
+            (
+                f"3 AR + {2 * n + 1} AG + {2 * n + 1} RS",
+                f"{2 * n + 2} AG + {2 * n + 1} RS",
+                f"{4 * n + 2} AR",
+            ),
+        ),
+    }
+    sizes = tp.gpt_config(group.world_size, cfg)
+    truth = tp.one_truth(sizes, group).state_dict()  # a plan sends rank 0's numbers of what it splits only
+    model = GPT(sizes).to(group.device)
+    model.load_state_dict(truth)
+    alone = tp.train(model, tp.loss_alone(cfg), cfg)
+    calls = {}
+    for name, (plan, expected) in plans.items():
+        model = GPT(sizes).to(group.device)
+        model.load_state_dict(truth)
+        parallelized(model, mesh, plan)
+        assert_carried_out(model)
+        ours, calls[name] = train(model, tp.loss_alone(cfg), cfg.steps, cfg.lr)
+        assert_same_training(name, ours, alone, cfg.tolerance)
+        check_calls(f"GPT, {name}", calls[name], *expected)
+        if isinstance(model.norm.weight, DTensor) and not model.norm.weight.grad.placements[0].is_partial():
+            raise CourseError(f"{name}: the norm's gradient was to be a summand after backward")
+    return calls
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        mesh = init_device_mesh(group.device.type, (group.world_size,))
+        results = {"chain": chain_calls(mesh, group, cfg), "gpt": gpt_calls(mesh, group, cfg)}
+        record_results("17_plans", results)
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,289 @@
+"""Sequence parallelism: between the split layers each rank has a part of the sequence, for the same traffic.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_17/proof_sequence.py
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from shared.comm.kernel import wire_bytes
+from shared.comm.record import record
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.gpt import GPT, Block
+from shared.training.one_process import Step, assert_same_training
+from shared.training.parity import assert_same_on_every_rank
+from shared.training.storages import OTHER, PARAMETERS, PeakByKind
+
+from lesson_17 import proof_gpt as tp
+
+
+@dataclass(frozen=True)
+class Config(tp.Config):
+    dropout: float = 0.2
+    rows_measured: int = 16  # so that activations are most of the memory, and headers few of the bytes
+    slack: float = 0.06  # gloo's headers, as a fraction of what is sent
+
+
+def gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """(batch, length / N, width) to (batch, length, width). The collective joins first dimensions."""
+    part = x.transpose(0, 1).contiguous()
+    whole = part.new_empty(len(part) * dist.get_world_size(group), *part.shape[1:])
+    dist.all_gather_into_tensor(whole, part, group=group)
+    return whole.transpose(0, 1).contiguous()  # else each layer that it enters makes a copy
+
+
+def scatter_sums(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """(batch, length, width) to (batch, length / N, width): this rank's part of the sum over the ranks."""
+    whole = x.transpose(0, 1).contiguous()
+    part = whole.new_empty(len(whole) // dist.get_world_size(group), *whole.shape[1:])
+    dist.reduce_scatter_tensor(part, whole, group=group)
+    return part.transpose(0, 1).contiguous()
+
+
+class GatherSequence(torch.autograd.Function):
+    """In place of f. Forward all-gather, backward reduce-scatter. Korthikanti, 2022, arXiv 2205.05198."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return gather_sequence(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return scatter_sums(gradient, ctx.group), None
+
+
+class ScatterSums(torch.autograd.Function):
+    """In place of g. Forward reduce-scatter, backward all-gather."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return scatter_sums(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gather_sequence(gradient, ctx.group), None
+
+
+def split_sequence(model: GPT, group: dist.ProcessGroup) -> GPT:
+    """``split_gpt``, and what is left whole there works on this rank's part of the sequence."""
+
+    def own_places(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (tp.part_of(inputs[0], 0, group),)
+
+    tp.split_gpt(model, group, GatherSequence.apply, ScatterSums.apply)
+    model.positions.register_forward_pre_hook(own_places)
+    return model
+
+
+def sum_gradients_of_whole_parameters(model: GPT, group: dist.ProcessGroup, but_not: str = "nothing") -> None:
+    """Norms, positions and the biases of rows saw only a part of the sequence here: add the others' up."""
+    whole = {name: p for name, p in model.named_parameters() if not is_split(name)}
+    gradients = [p.grad for name, p in whole.items() if but_not not in name]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+def is_split(name: str) -> bool:
+    *_, layer, kind = name.split(".")
+    by_columns = layer in tp.SPLIT_BY_COLUMNS_OF_WEIGHT and kind == "weight"
+    return by_columns or layer in tp.SPLIT_BY_ROWS_OF_WEIGHT
+
+
+class DropoutOfPart(nn.Module):
+    """Dropout on a part of the sequence, drawn as one process draws it: the mask of all, then our part."""
+
+    def __init__(self, p: float, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.p = p
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x.new_ones(x.shape[0], x.shape[1] * dist.get_world_size(self.group), x.shape[2])
+        return x * tp.part_of(F.dropout(whole, self.p, self.training), 1, self.group)
+
+
+def seeded(loss_of: Callable, own: int = 0) -> Callable:
+    """``loss_of`` whose dropout draws from a generator seeded by the step and by ``own``."""
+
+    def loss_of_step(model: GPT, step: int) -> torch.Tensor:
+        torch.manual_seed(1000 * step + own)
+        return loss_of(model, step)
+
+    return loss_of_step
+
+
+def fresh(truth: dict, group: Group, cfg: Config, dropout: float = 0.0) -> GPT:
+    model = GPT(tp.gpt_config(group.world_size, cfg, dropout)).to(group.device)
+    model.load_state_dict(truth)
+    return model
+
+
+def outcome(name: str, ours: list[Step], alone: list[Step], cfg: Config) -> str:
+    """What the comparison with one process says."""
+    try:
+        assert_same_training(name, ours, alone, cfg.tolerance, tp.part_in(dist.group.WORLD))
+    except ParityError as error:
+        return str(error).split(" by ")[0]
+    return f"{name}: equal to one process after each of {cfg.steps} steps"
+
+
+def compare_training(truth: dict, group: Group, cfg: Config) -> None:
+    """Sequence parallelism beside one process, and without the sum of LayerNorm's gradients."""
+    members = dist.group.WORLD
+    alone = tp.train(fresh(truth, group, cfg), tp.loss_alone(cfg), cfg)
+
+    for name, but_not in (("sequence parallel", "nothing"), ("LayerNorm's gradients not summed", "norm")):
+        model = split_sequence(fresh(truth, group, cfg), members)
+        ours = tp.train(
+            model,
+            tp.loss_split(members, cfg),
+            cfg,
+            lambda gpt, but_not=but_not: sum_gradients_of_whole_parameters(gpt, members, but_not),
+        )
+        verdict = outcome(name, ours, alone, cfg)
+        print_on_rank_0(verdict)
+        if ("equal" in verdict) != (but_not == "nothing"):
+            raise CourseError(f"{verdict}, which is not what this lab shows")
+
+
+def compare_dropout(truth: dict, group: Group, cfg: Config) -> None:
+    """Where activations are whole, all ranks must drop the same; where each has a part, not the same."""
+    members = dist.group.WORLD
+    model = fresh(truth, group, cfg, cfg.dropout)
+    alone = tp.train(model, seeded(tp.loss_alone(cfg)), cfg)
+    model = tp.split_gpt(fresh(truth, group, cfg, cfg.dropout), members)
+    ours = tp.train(model, seeded(tp.loss_split(members, cfg)), cfg)
+    same_seed = outcome("dropout on whole activations, one seed", ours, alone, cfg)
+    model = split_sequence(fresh(truth, group, cfg, cfg.dropout), members)
+    for block in model.blocks:
+        block.dropout = DropoutOfPart(cfg.dropout, members)
+    ours = tp.train(
+        model,
+        seeded(tp.loss_split(members, cfg)),
+        cfg,
+        lambda gpt: sum_gradients_of_whole_parameters(gpt, members),
+    )
+    parts = outcome("dropout on parts of one mask", ours, alone, cfg)
+    for verdict in (same_seed, parts):
+        print_on_rank_0(verdict)
+        if "equal" not in verdict:
+            raise CourseError(f"{verdict}, which is not what this lab shows")
+
+    x = torch.ones(cfg.rows, model.cfg.context, model.cfg.width, dtype=model.cfg.dtype, device=group.device)
+    block = tp.split_gpt(fresh(truth, group, cfg, cfg.dropout), members).blocks[0]
+    torch.manual_seed(group.rank)
+    try:
+        assert_same_on_every_rank("dropout on whole activations, a seed per rank:", [("output", block(x))])
+        raise CourseError("with other masks the ranks were to have other outputs")
+    except ParityError as error:
+        print_on_rank_0(str(error))
+    for name, seed in (("one seed", 0), ("a seed per rank", group.rank)):
+        torch.manual_seed(seed)
+        same = equal_masks(F.dropout(tp.part_of(x, 1), cfg.dropout))
+        print_on_rank_0(f"dropout on parts, {name}: rank 1 drops {same:.0%} of what rank 0 drops")
+        if (same == 1.0) != (name == "one seed"):
+            raise CourseError(f"{name}: {same:.0%} of the masks are equal, which is not what this lab shows")
+
+
+def equal_masks(dropped: torch.Tensor) -> float:
+    """Which part of the places that rank 0 drops, rank 1 drops as well."""
+    masks = [torch.empty_like(dropped) for _ in range(dist.get_world_size())]
+    dist.all_gather(masks, dropped)
+    here = masks[0] == 0
+    return (masks[1][here] == 0).double().mean().item()
+
+
+def traffic(block: Block, x: torch.Tensor) -> dict:
+    """Collectives of a forward and backward, bytes by rule, and bytes on the wire: the mean of the ranks."""
+    x = x.clone().requires_grad_()
+    before = wire_bytes()
+    with record() as log:
+        block(x).square().mean().backward()
+    after = wire_bytes()
+    sent = torch.tensor(0.0 if before is None else after - before, dtype=torch.float64, device=x.device)
+    dist.all_reduce(sent)
+    wire = None if before is None else sent.item() / dist.get_world_size()
+    return {"calls": dict(log.counts()), "by_rule": log.by_rule(), "wire": wire}
+
+
+def in_words(calls: dict[str, int]) -> str:
+    return " + ".join(f"{count} {kind}" for kind, count in sorted(calls.items()))
+
+
+def compare_traffic(truth: dict, group: Group, cfg: Config) -> dict:
+    """By rule the same bytes. Over gloo half as many more: its reduce-scatter sends twice what it must."""
+    members = dist.group.WORLD
+    whole = tp.split_gpt(fresh(truth, group, cfg), members)
+    parts = split_sequence(fresh(truth, group, cfg), members)
+    size = (cfg.rows_measured, whole.cfg.context, whole.cfg.width)
+    x = torch.ones(size, dtype=whole.cfg.dtype, device=group.device)
+    rows = {
+        "tensor parallel": traffic(whole.blocks[0], x),
+        "and sequence parallel": traffic(parts.blocks[0], tp.part_of(x, 1)),
+    }
+    expected = 8 * (group.world_size - 1) / group.world_size * x.nbytes  # four all-reduces
+    for name, row in rows.items():
+        print_on_rank_0(f"{name}: {in_words(row['calls'])}, {row['by_rule']:,.0f} bytes by rule")
+        if row["by_rule"] != expected:
+            raise CourseError(f"{name}: {row['by_rule']:,.0f} bytes by rule, expected {expected:,.0f}")
+    if group.backend == "gloo" and rows["tensor parallel"]["wire"]:
+        ratio = rows["and sequence parallel"]["wire"] / rows["tensor parallel"]["wire"]
+        print_on_rank_0(f"over gloo: {ratio:.2f} times the bytes")
+        if abs(ratio / 1.5 - 1) > cfg.slack:
+            raise CourseError(f"over gloo: {ratio:.2f} times the bytes, expected 1.5")
+    return rows
+
+
+def peak(model: GPT, loss_of: Callable) -> dict[str, int]:
+    """{kind: bytes} at the peak of a forward and backward."""
+    with PeakByKind(model) as memory:
+        loss_of(model, 0).backward()
+    return memory.at_peak
+
+
+def compare_peaks(truth: dict, group: Group, cfg: Config) -> dict:
+    members = dist.group.WORLD
+    large = replace(cfg, rows=cfg.rows_measured)
+    rows = {
+        "one process": peak(fresh(truth, group, cfg), tp.loss_alone(large)),
+        "tensor parallel": peak(
+            tp.split_gpt(fresh(truth, group, cfg), members), tp.loss_split(members, large)
+        ),
+        "and sequence parallel": peak(
+            split_sequence(fresh(truth, group, cfg), members), tp.loss_split(members, large)
+        ),
+    }
+    one, whole, parts = (row[OTHER] for row in rows.values())
+    for name, row in rows.items():
+        print_on_rank_0(
+            f"{name}: {row[OTHER] / one:.1%} of the activations, {row[PARAMETERS]:,} bytes of parameters"
+        )
+    if not parts < whole < one:
+        raise CourseError(f"activations at the peak: {one:,}, {whole:,}, {parts:,} bytes do not become fewer")
+    return rows
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        truth = tp.one_truth(tp.gpt_config(group.world_size, cfg), group).state_dict()
+        compare_training(truth, group, cfg)
+        compare_dropout(truth, group, cfg)
+        results = {"traffic": compare_traffic(truth, group, cfg), "peak": compare_peaks(truth, group, cfg)}
+        record_results("17_sequence", results)
+
+
+if __name__ == "__main__":
+    run(main, Config())

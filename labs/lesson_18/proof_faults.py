@@ -1,0 +1,157 @@
+"""Four ways to get it wrong: nobody sends, half a state is saved, it was not gathered, nothing is stepped.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_faults.py
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.run import run
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
+
+from lab_18_zero_1 import Zero1
+
+
+@dataclass(frozen=True)
+class Config:
+    layers: int = 8
+    steps: int = 3
+
+
+def build_model(group: Group, cfg: Config) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8, dtype=torch.float64) for _ in range(cfg.layers)]
+    return nn.Sequential(*layers).to(group.device)
+
+
+def build(group: Group, cfg: Config) -> tuple[DistributedDataParallel, ZeroRedundancyOptimizer]:
+    ddp = DistributedDataParallel(build_model(group, cfg))
+    return ddp, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.05)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, group: Group) -> None:
+    """A few steps, each rank on data of its own."""
+    for step in range(steps):
+        torch.manual_seed(10 * step + group.rank)
+        optimizer.zero_grad()
+        net(torch.randn(4, 8, dtype=torch.float64, device=group.device)).square().mean().backward()
+        optimizer.step()
+
+
+def reference(group: Group, cfg: Config) -> nn.Module:
+    """Training without a break."""
+    ddp, optimizer = build(group, cfg)
+    train(ddp, optimizer, cfg.steps, group)
+    train(ddp, optimizer, cfg.steps, group)
+    return ddp.module
+
+
+class Silent(Zero1):
+    """Each rank steps its own part, and nobody sends it."""
+
+    def gather_parameters(self) -> None:
+        pass
+
+
+def without_sending(group: Group, cfg: Config) -> str:
+    """What the check says of ranks that keep their steps to themselves."""
+    net = build_model(group, cfg)
+    train(net, Silent(net.parameters(), lambda shards: torch.optim.Adam(shards, 0.05)), 1, group)
+    total = sum(p.sum().item() for p in net.parameters())
+    print_in_rank_order(f"after a step in which nobody sends: parameters sum to {total:.4f}")
+    try:
+        assert_same_on_every_rank("parameter", parameters(net))
+    except ParityError as error:
+        return str(error)
+    return "green"
+
+
+def resumed(save_whole: bool, group: Group, cfg: Config) -> tuple[int, str]:
+    """Train, save the optimizer, resume with what was saved; how many states, and what differs."""
+    ddp, optimizer = build(group, cfg)
+    train(ddp, optimizer, cfg.steps, group)
+    optimizer.consolidate_state_dict(to=0)
+    saved = [None]
+    if group.rank == 0:  # rank 0 writes the file; all ranks read it
+        saved = [optimizer.state_dict()]
+        if not save_whole:
+            own = optimizer.optim.state
+            saved[0]["state"] = {i: own[p] for i, p in enumerate(ddp.parameters()) if p in own}
+    dist.broadcast_object_list(saved, src=0)
+    count = len(saved[0]["state"])
+    again, optimizer = build(group, cfg)
+    again.load_state_dict(ddp.state_dict())
+    optimizer.load_state_dict(saved[0])
+    train(again, optimizer, cfg.steps, group)
+    try:
+        assert_all_equal("resumed", parameters(again.module), parameters(reference(group, cfg)), 1e-12)
+        return count, "equal to the unbroken run"
+    except ParityError as error:
+        return count, str(error).split(" by ")[0]
+
+
+def not_gathered(group: Group, cfg: Config) -> None:
+    """Without ``consolidate_state_dict`` torch's class refuses; later it hands out what it gathered last."""
+    ddp, optimizer = build(group, cfg)
+    try:
+        optimizer.state_dict()
+    except RuntimeError as error:
+        print_on_rank_0(f"not gathered: {str(error).split('. ')[0]}")
+    else:
+        raise CourseError("state_dict() was to be refused")
+    train(ddp, optimizer, 1, group)
+    optimizer.consolidate_state_dict(to=0)
+    train(ddp, optimizer, 1, group)
+    if group.rank == 0:
+        steps = sorted({int(state["step"]) for state in optimizer.state_dict()["state"].values()})
+        if steps != ([2] if group.world_size == 1 else [1, 2]):
+            raise CourseError(f"the state's parameters have made {steps} steps")
+        print(f"one step later: hands out a state whose parameters have made {steps} steps")
+
+
+def overlap_alone(group: Group, cfg: Config) -> None:
+    """With ``overlap_with_ddp=True`` the steps belong in a hook of DDP; ``step()`` logs a warning."""
+    logging.getLogger("torch.distributed.optim.zero_redundancy_optimizer").setLevel(logging.ERROR)
+    ddp = DistributedDataParallel(build_model(group, cfg))
+    overlap = {"overlap_with_ddp": True}
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.05, **overlap)
+    before = [p.detach().clone() for p in ddp.parameters()]
+    train(ddp, optimizer, cfg.steps, group)
+    moved = sum(not torch.equal(p, old) for p, old in zip(ddp.parameters(), before, strict=True))
+    if moved:
+        raise CourseError(f"overlap_with_ddp=True alone has moved {moved} parameters")
+    print_on_rank_0(
+        f"overlap_with_ddp=True alone: {cfg.steps} steps have moved {moved} of {len(before)} parameters"
+    )
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60) as group, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        verdict = without_sending(group, cfg)
+        print_on_rank_0(f"the check: {verdict}")
+        print_on_rank_0("")
+        if (verdict == "green") != (group.world_size == 1):
+            raise CourseError(f"nobody sends: {verdict}, which is not what this lab shows")
+        for save_whole in (False, True):
+            count, outcome = resumed(save_whole, group, cfg)
+            how = "the whole state" if save_whole else "rank 0's own state"
+            print_on_rank_0(f"{how}: {count} of {2 * cfg.layers} parameters; {outcome}")
+            if (outcome == "equal to the unbroken run") != (save_whole or group.world_size == 1):
+                raise CourseError(f"{how}: {outcome}, which is not what this lab shows")
+        not_gathered(group, cfg)
+        overlap_alone(group, cfg)
+
+
+if __name__ == "__main__":
+    run(main, Config())

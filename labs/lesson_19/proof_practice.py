@@ -1,0 +1,238 @@
+"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_practice.py
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.utils.checkpoint import checkpoint
+
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+from shared.training.data import batch, load_images
+from shared.training.models import BlockNet
+from shared.training.parity import assert_all_equal, gradients
+from shared.training.storages import StorageRecorder
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 19
+    global_batch: int = 840  # divides by every world size up to 8
+    micro_batches: int = 4
+    tolerance: float = 1e-12  # float64
+
+
+class Net(BlockNet):
+    """Recomputes the activations of its blocks in backward, if it is ``checkpointed``."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.last(x)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        """A way into the model that is not ``forward``."""
+        return self.first(x.flatten(1))
+
+
+def new_net(cfg: Config, group: Group, checkpointed: bool = False) -> Net:
+    torch.manual_seed(cfg.seed)
+    return Net(checkpointed).to(group.device, torch.float64)
+
+
+def shard(net: Net, mesh: DeviceMesh) -> Net:
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def own_batch(cfg: Config, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = batch(load_images(), 0, cfg.global_batch, group.device)
+    return x[group.rank :: group.world_size], y[group.rank :: group.world_size]
+
+
+def whole(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(f"{name} gradient", p.grad.full_tensor()) for name, p in model.named_parameters()]
+
+
+def reference(cfg: Config, group: Group) -> list[tuple[str, torch.Tensor]]:
+    """Gradients of one process that has the whole batch."""
+    alone = new_net(cfg, group)
+    x, y = batch(load_images(), 0, cfg.global_batch, group.device)
+    F.cross_entropy(alone(x), y).backward()
+    return [(f"{name} gradient", gradient) for name, gradient in gradients(alone)]
+
+
+def accumulation(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """Micro-batches with a reduce-scatter in each of them, and with one in the last only."""
+    x, y = own_batch(cfg, group)
+    size = sum(p.nbytes for p in new_net(cfg, group).parameters())
+    units = 1 + len(new_net(cfg, group).blocks)
+    between: dict[bool, float] = {}
+    for every in (True, False):
+        model = shard(new_net(cfg, group), mesh)
+        memory = StorageRecorder(model.parameters())
+        with record() as log, memory:
+            for part in range(cfg.micro_batches):
+                last = part == cfg.micro_batches - 1
+                model.set_requires_gradient_sync(every or last)
+                chosen = slice(part, None, cfg.micro_batches)
+                loss = F.cross_entropy(model(x[chosen]), y[chosen], reduction="sum")
+                (loss * group.world_size / cfg.global_batch).backward()
+                del loss
+                if part == 0:
+                    held = memory.bytes_alive() - x.untyped_storage().nbytes()
+                    between[every] = held / size
+        assert_all_equal(f"accumulation, {every}:", whole(model), reference(cfg, group), cfg.tolerance)
+        reduces = log.count("reduce_scatter")
+        if reduces != units * (cfg.micro_batches if every else 1):
+            raise CourseError(f"accumulation: {reduces} reduce-scatters of {units} units")
+        how = "every micro-batch" if every else "the last one only"
+        print_on_rank_0(
+            f"accumulation, gradients reduced in {how}: {reduces} reduce-scatters; "
+            f"between micro-batches a rank holds {between[every]:.1f} S"
+        )
+    more = between[False] - between[True]
+    if abs(more - (1 - 1 / group.world_size)) > 0.1:
+        raise CourseError(
+            f"whole gradients were to take 1 S in place of 1/N S; the difference is {more:.2f} S"
+        )
+
+
+def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]:
+    """The peak with the whole batch at once, in micro-batches, and with activation checkpointing."""
+    x, y = own_batch(cfg, group)
+    peaks, counts = {}, {}
+    for way, parts in (("plain", 1), ("micro-batches", cfg.micro_batches), ("checkpointed", 1)):
+        model = shard(new_net(cfg, group, way == "checkpointed"), mesh)
+        with record() as log, StorageRecorder([*model.parameters(), x, y]) as memory:
+            for part in range(parts):
+                loss = F.cross_entropy(model(x[part::parts]), y[part::parts], reduction="sum")
+                (loss * group.world_size / cfg.global_batch).backward()
+                del loss
+        assert_all_equal(f"{way}:", whole(model), reference(cfg, group), cfg.tolerance)
+        peaks[way] = memory.peak
+        counts[way] = log.counts()
+        calls = f"{counts[way]['all_gather']} all-gathers, {counts[way]['reduce_scatter']} reduce-scatters"
+        print_on_rank_0(f"activations, {way}: peak {memory.peak / 1e6:.1f} MB; {calls}")
+    if counts["checkpointed"] != counts["plain"]:
+        raise CourseError(f"recomputing gathered again: {counts}")
+    for way in ("micro-batches", "checkpointed"):
+        if peaks[way] > 0.95 * peaks["plain"]:
+            raise CourseError(f"activations, {way}: saved too little: {peaks}")
+    return peaks
+
+
+def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """``model.forward(x)`` calls no hooks, so nobody gathers."""
+    x, _ = own_batch(cfg, group)
+    model = shard(new_net(cfg, group), mesh)
+    try:
+        model.forward(x)
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        print_on_rank_0("model.forward(x): got mixed torch.Tensor and DTensor")
+    else:
+        raise CourseError("model.forward(x) was to fail")
+    register_fsdp_forward_method(model, "embed")
+    torch.testing.assert_close(model.embed(x), new_net(cfg, group).embed(x), rtol=0, atol=cfg.tolerance)
+    print_on_rank_0("model.embed(x), registered as a forward method: equal to one process")
+
+
+class LowRank(nn.Module):
+    """LoRA: a frozen layer in ``base``, and beside it two small ones that learn, in ``adapter``."""
+
+    def __init__(self, width: int, rank: int, base: torch.dtype, adapter: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width, bias=False, dtype=base).requires_grad_(False)
+        self.down = nn.Linear(width, rank, bias=False, dtype=adapter)
+        self.up = nn.Linear(rank, width, bias=False, dtype=adapter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+def low_rank_net(cfg: Config, group: Group, base: torch.dtype, adapter: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(cfg.seed)
+    return nn.Sequential(*[LowRank(64, 4, base, adapter) for _ in range(3)]).to(group.device)
+
+
+def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """Frozen weights are gathered and not reduced; a block with its adapters is one unit."""
+    x = torch.randn(8 * group.world_size, 64, generator=torch.Generator().manual_seed(0)).to(group.device)
+    mine = x[group.rank :: group.world_size]
+    double = torch.float64
+    alone = low_rank_net(cfg, group, double, double)
+    alone(x.double()).square().mean().backward()
+    model = low_rank_net(cfg, group, double, double)
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)(mine.double()).square().mean().backward()
+    gathered = [(name, p.grad.full_tensor()) for name, p in model.named_parameters() if p.grad is not None]
+    assert_all_equal("LoRA", gathered, gradients(alone), cfg.tolerance)
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for where in ("with their block", "as units of their own"):
+        model = low_rank_net(cfg, group, torch.bfloat16, torch.float32)
+        for block in model:
+            for adapter in (block.down, block.up) if where == "as units of their own" else ():
+                fully_shard(adapter, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        with record() as log:
+            model(mine).float().square().mean().backward()
+        reduced = sum(call.bytes for call in log.of("reduce_scatter"))
+        learn = [p for p in model.parameters() if p.requires_grad]
+        assert all(p.grad.dtype == torch.float32 for p in learn)
+        longest = [-(-len(p) // group.world_size) for p in learn]  # shards are padded to this many rows
+        padded = 4 * group.world_size * sum(n * p.shape[1] for n, p in zip(longest, learn, strict=True))
+        if reduced != padded:
+            raise CourseError(f"LoRA: {reduced} bytes are reduced, the adapters have {padded}")
+        print_on_rank_0(f"LoRA, adapters {where}: {len(log.calls)} calls; reduced are {reduced:,} bytes")
+
+
+def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """Each block is compiled, then made a unit: FSDP's hooks stay outside of its graph."""
+    x, y = own_batch(cfg, group)
+    model = new_net(cfg, group)
+    for index, block in enumerate(model.blocks):
+        # fullgraph: an error in place of a graph in pieces. A script leaves the backend as it is.
+        model.blocks[index] = torch.compile(block, backend="eager", fullgraph=True)
+        fully_shard(model.blocks[index], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    F.cross_entropy(model(x), y).backward()
+    gathered = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
+    assert_all_equal("compiled", gathered, reference(cfg, group), cfg.tolerance)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    if graphs < 1:
+        raise CourseError("nothing was compiled")
+    print_on_rank_0(f"torch.compile, then fully_shard: {graphs} graph for all blocks, equal to one process")
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        mesh = init_device_mesh(group.device.type, (group.world_size,))
+        accumulation(mesh, group, cfg)
+        activations(mesh, group, cfg)
+        around_the_hooks(mesh, group, cfg)
+        lora(mesh, group, cfg)
+        compiled(mesh, group, cfg)
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,126 @@
+"""Save the whole of what FSDP trained: all ranks gather, rank 0 writes. And rank 0 gathers alone.
+
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_state.py
+"""
+
+import io
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_in_rank_order, print_on_rank_0
+from shared.runtime.results import results_folder
+from shared.runtime.run import run
+from shared.training.checkpoint import save_atomically
+from shared.training.data import batch, load_images
+from shared.training.models import BlockNet
+from shared.training.parity import assert_all_equal, parameters
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 19
+    steps: int = 3
+    global_batch: int = 840  # divides by every world size up to 8
+    patience_s: float = 5.0  # how long a rank waits for the others in FSDP's collectives
+
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # with both, only rank 0 gets it
+
+
+def new_net(cfg: Config, group: Group) -> BlockNet:
+    torch.manual_seed(cfg.seed)  # the same on all ranks
+    return BlockNet().double().to(group.device)
+
+
+def shard(net: BlockNet, mesh: DeviceMesh) -> BlockNet:
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def reference(cfg: Config, group: Group) -> BlockNet:
+    """What one process has trained."""
+    net = new_net(cfg, group)
+    train(net, slice(None), cfg, group)
+    return net
+
+
+def train(model: nn.Module, part: slice, cfg: Config, group: Group) -> None:
+    """Train on the given part of each batch."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, eps=1e-4)
+    for step in range(cfg.steps):
+        x, y = batch(load_images(), step, cfg.global_batch, group.device)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[part]), y[part]).backward()
+        optimizer.step()
+
+
+def file_size(state: dict) -> int:
+    """Bytes of the file that torch.save makes of it."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return len(buffer.getvalue())
+
+
+def alone_in_a_gather(model: torch.nn.Module, group: Group, cfg: Config) -> str:
+    """Rank 0 asks for the whole state, the others do not. What happens?"""
+    if group.rank > 0:
+        return "not called"
+    start = time.monotonic()
+    try:
+        get_model_state_dict(model, options=WHOLE)
+    except RuntimeError as error:
+        waited = time.monotonic() - start
+        if waited < cfg.patience_s or f"Timed out waiting {1000 * cfg.patience_s:.0f}ms" not in str(error):
+            raise
+        return f"timed out after {cfg.patience_s:.0f} s; the default is 30 minutes"
+    raise CourseError("one rank cannot gather alone")
+
+
+def train_and_save(mesh: DeviceMesh, group: Group, cfg: Config) -> nn.Module:
+    """Train a sharded model. Every rank takes part in gathering it, rank 0 gets and writes it."""
+    model = shard(new_net(cfg, group), mesh)
+    train(model, slice(group.rank, None, group.world_size), cfg, group)
+    whole = get_model_state_dict(model, options=WHOLE)
+    print_in_rank_order(f"full_state_dict, cpu_offload: {len(whole)} tensors")
+    everywhere = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    print_in_rank_order(f"full_state_dict alone: {len(everywhere)} tensors, on {group.device.type}")
+    if len(everywhere) != len(list(model.parameters())):
+        raise CourseError("without cpu_offload each rank was to get the whole")
+    if group.rank == 0:
+        assert_all_equal("saved", whole.items(), parameters(reference(cfg, group)), 1e-12)
+        save_atomically({"model": whole}, results_folder() / "proof_state.pt")
+    dist.barrier()
+    return model
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        short = dist.new_group(timeout=timedelta(seconds=cfg.patience_s))  # for FSDP's own collectives
+        model = train_and_save(DeviceMesh.from_group(short, group.device.type), group, cfg)
+
+        # Old code saves model.state_dict() on rank 0.
+        old = FullyShardedDataParallel(new_net(cfg, group), device_id=group.device)
+        for name, sharded, expected in (("FSDP1", old, 1), ("fully_shard", model, 1 / group.world_size)):
+            part = file_size(sharded.state_dict()) / file_size(new_net(cfg, group).state_dict())
+            print_on_rank_0(f"model.state_dict() of {name}: rank 0 would save {part:.1f} of the bytes")
+            if abs(part - expected) > 0.1:
+                raise CourseError(f"{name}: {part:.2f} of the bytes, expected were {expected:.2f}")
+
+        outcome = alone_in_a_gather(model, group, cfg)
+        print_in_rank_order(f"full_state_dict on rank 0 alone: {outcome}")
+
+
+if __name__ == "__main__":
+    run(main, Config())

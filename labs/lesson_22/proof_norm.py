@@ -1,0 +1,117 @@
+"""The norm of a gradient that lies on many ranks: right over FSDP x TP and over PP, and ways to get it wrong.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_22/proof_norm.py
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.one_process import Step, assert_same_training
+from shared.training.parity import assert_equal
+from shared.training.storages import local_of
+
+from lesson_22 import proof_load as by_torch
+from lesson_22.proof_strategies import Truths, fsdp_tp, pp_1f1b
+from lesson_22.proof_table import finish_step, global_norm, gradients_of
+from lesson_22.rows import Config as TableConfig
+from lesson_22.rows import Job, Row
+
+
+@dataclass(frozen=True)
+class Config:
+    table: TableConfig = field(default_factory=TableConfig)
+    model: by_torch.Config = field(default_factory=by_torch.Config)
+    tolerance: float = 1e-12  # float64
+
+
+def own_squares(row: Row) -> torch.Tensor:
+    """The sum of the squares of all that this rank holds."""
+    held = [local_of(gradient) for gradient in gradients_of(row).values()]
+    return torch.stack([gradient.square().sum() for gradient in held]).sum()
+
+
+def wrong_norms(row: Row) -> dict[str, float]:
+    """Three norms that raise no error. Collective."""
+    own = own_squares(row)
+    with_copies = own.clone()
+    dist.all_reduce(with_copies)
+    of_norms = own.sqrt()
+    dist.all_reduce(of_norms)
+    return {
+        "what this rank holds, alone": own.sqrt().item(),
+        "squares of all ranks, copies counted again": with_copies.sqrt().item(),
+        "norms of the ranks, added up": of_norms.item(),
+    }
+
+
+def compare(name: str, row: Row, job: Job, cfg: Config) -> dict:
+    """The norm of the first step's gradient beside one process, and the wrong ones."""
+    row.step(0)
+    expected = job.truth.norms[0]
+    norm = global_norm(row, job)
+    assert_equal(f"{name}: norm", norm, expected, cfg.tolerance)
+    print_on_rank_0(f"{name}: the norm is {norm:.4f}, as in one process")
+    wrong = wrong_norms(row)
+    everyone = gather_on_rank_0(wrong)
+    for what in wrong if everyone else ():
+        values = sorted({f"{norms[what]:.4f}" for norms in everyone})
+        print(f"    {what}: {', '.join(values)}")
+    for what, value in wrong.items():
+        if abs(value - expected.item()) < 1e-3:
+            raise CourseError(f"{name}: {what}: {value:.6f} is too near to the right norm")
+    return {"right": norm.item()} | wrong
+
+
+def rows_of_their_own(truths: Truths, cfg: Config) -> str:
+    """FSDP x TP whose data loader goes by the rank of the world: what one process says of it."""
+    what = "each rank reads rows of its own"
+    job = truths.job(what)
+    row = partial(fsdp_tp, data=("dp", "tp"))(job)
+    step = finish_step(row, row.step(0))
+    ours = [Step(step.loss, step.gradients)]
+    alone = [Step(job.truth.steps[0].loss, job.truth.steps[0].gradients)]
+    try:
+        assert_same_training(what, ours, alone, cfg.tolerance, row.part)
+    except ParityError as error:
+        return str(error).split(" by ")[0]
+    raise CourseError("rows of its own for each rank were to give another loss")
+
+
+def torchs_clipping(group: Group, cfg: Config) -> str:
+    """What clip_grad_norm_ says where FSDP and TP have divided some parameters, FSDP alone the others."""
+    model = by_torch.new_model(group, cfg.model, by_torch.one_truth(group, cfg.model))
+    mesh = by_torch.mesh_of({"dp": 2, "tp": group.world_size // 2}, group)
+    by_torch.build(model, mesh, cfg.model)
+    by_torch.backward(model, 0, mesh, group, cfg.model)
+    try:
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.model.max_norm)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=4, largest=4) as group:
+        truths = Truths(group, cfg.table)
+        results = {}
+        for name, build in (("FSDP x TP", fsdp_tp), ("PP, 1F1B", pp_1f1b)):
+            job = truths.job(name)
+            results[name] = compare(name, build(job), job, cfg)
+        difference = rows_of_their_own(truths, cfg)
+        print_on_rank_0(difference)
+        error = torchs_clipping(group, cfg)
+        print_on_rank_0(f"clip_grad_norm_, some parameters divided over dp, others over dp and tp: {error}")
+        record_results("22_norm", {"norms": results, "rows": difference, "error": error})
+
+
+if __name__ == "__main__":
+    run(main, Config())

@@ -1,0 +1,159 @@
+"""The gallery: every case broken and cured in one launch, and a table by what you see.
+
+Run it:  python labs/lesson_26/gallery.py
+or:      python labs/lesson_26/gallery.py CASE ...
+or:      python labs/lesson_26/gallery.py --write notebooks/failures.md
+or:      torchrun --standalone --nproc-per-node=2 labs/lesson_26/gallery.py CASE [--cured]
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from shared.runtime.errors import CourseError, InputError
+from shared.runtime.group import read_environment
+from shared.runtime.results import ROOT
+from shared.runtime.run import run
+
+from lesson_26 import divided, hidden, starting, training, waiting, wrong
+from lesson_26.sourced import SOURCED
+from lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
+
+CASES = [case for part in (waiting, starting, training, divided, hidden, wrong) for case in part.CASES]
+NOTEBOOKS = ROOT / "notebooks"
+ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
+TITLES = {
+    HANG: "Nothing moves",
+    ERROR: "An error, or an exit code",
+    WRONG: "No error, but something is wrong",
+}
+FIRST = {
+    HANG: "Where does each rank stand? [`rank-doctor`](tools.md) says it of any job that it starts, "
+    "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
+    "([lesson 26](26_when_it_hangs.ipynb)). The text is the same for all hangs: after half an hour gloo "
+    f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`.",
+    ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. So is "
+    "`exitcode: -15`, by which torchrun ends the ranks that are left.",
+    WRONG: "Right and wrong numbers of each case are printed by `python labs/lesson_26/gallery.py CASE`.",
+}
+INTRODUCTION = (
+    "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
+    "its case on two ranks, broken and cured, and compare the message; or *from a source*, which is linked. "
+    "Words: [the glossary](glossary.md)."
+)
+ON_GPUS = (
+    "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
+    "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
+    "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU "
+    "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). One "
+    "rank reduced 10 numbers, the other 1,000: one ended, the other hung. 1,000,000 and 3,000,000 numbers: "
+    "both ended, one with wrong sums. float32 and bfloat16: one ended with wrong sums and the other hung, or "
+    "both hung. A broadcast here, an all-reduce there: one ended, the other hung. "
+    "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
+)
+COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
+
+
+def link_to(lesson: str) -> str:
+    """A link to a lesson, as a file beside the notebooks sees it."""
+    for path in NOTEBOOKS.glob(f"{lesson}_*.ipynb"):
+        return f"[{lesson}]({path.name})"
+    return lesson
+
+
+def as_code(text: str) -> str:
+    """``text`` in a cell of a Markdown table."""
+    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
+
+
+def seen(row: dict[str, str]) -> str:
+    """What leads to a row: the text of a message, or words."""
+    if row["see"] == HANG:
+        return row["stands"]
+    return row["symptom"] or as_code(row["text"])
+
+
+def table_of(rows: list[dict[str, str]]) -> str:
+    """The gallery in Markdown, ordered by what is seen; then what was not run here."""
+    lines = []
+    for see, title in TITLES.items():
+        lines += ["", f"## {title}", "", FIRST[see], ""]
+        lines += [f"| {COLUMNS[see]} | You did | Why | Cure | Lesson | Provoked here by |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for row in sorted((row for row in rows if row["see"] == see), key=lambda row: seen(row).lower()):
+            cells = [seen(row), row["did"], row["cause"], row["cure"]]
+            cells += [link_to(row["lesson"]), as_code(row["name"])]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## On GPUs, in containers, on clusters", "", ON_GPUS, ""]
+    lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
+    for failure in sorted(SOURCED, key=lambda failure: failure.see.lower()):
+        cells = [
+            as_code(failure.see) + " †" * failure.seen,
+            failure.why,
+            failure.cure,
+            link_to(failure.lesson),
+            f"[{failure.name}]({failure.url})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines[1:])
+
+
+def case_named(name: str) -> Case:
+    for case in CASES:
+        if case.name == name:
+            return case
+    raise InputError(f"there is no case {name}; there are {', '.join(case.name for case in CASES)}")
+
+
+def be_one_rank(names: list[str], cured: bool) -> None:
+    """Under torchrun: be one rank of one case, without a stage, and let its error come through."""
+    if len(names) != 1:
+        raise InputError("under torchrun, name one case")
+    rank, _, _ = read_environment()
+    print(f"rank {rank}: {act(case_named(names[0]), rank, cured)}")
+
+
+def show(names: list[str], cfg: Config) -> None:
+    """What is said in these cases."""
+    for row in rows_of([case_named(name) for name in names], cfg):
+        print(f"{row['name']}\n  {row['see']}, {row['rank']}: {row['text']}\n  cured: {row['right']}")
+
+
+def lookup_key(case: Case) -> str:
+    """What a reader finds a case by: a hang by where the ranks stand, a wrong number by words."""
+    return {HANG: case.stands, ERROR: case.symptom or "its message", WRONG: case.symptom}[case.see]
+
+
+def play_all(cfg: Config) -> str:
+    """Play all cases, count them, and return their table."""
+    rows = rows_of(CASES, cfg)
+    for see, title in TITLES.items():
+        print(f"{sum(row['see'] == see for row in rows):3} {title[0].lower()}{title[1:]}")
+    print(f"{len(rows):3} failures, each provoked and each cured")
+    return table_of(rows)
+
+
+def main(cfg: Config, *arguments: str) -> None:
+    names = [word for word in arguments if not word.startswith("--")]
+    if "RANK" in os.environ:
+        be_one_rank(names, "--cured" in arguments)
+        return
+    nameless = [case.name for case in CASES if not lookup_key(case)]
+    if nameless:
+        raise CourseError(
+            f"nobody finds {', '.join(nameless)}: a hang has `stands`, a wrong number `symptom`"
+        )
+    if len({case.name for case in CASES}) < len(CASES):
+        raise CourseError("two cases have the same name")
+    if arguments[:1] == ("--write",) and names:
+        table = play_all(cfg)
+        text = f"# Failures by what you see\n\n{INTRODUCTION}\n\n{table}\n"
+        Path(names[0]).write_text(text, encoding="utf-8")
+    elif names:
+        show(names, cfg)
+    else:
+        play_all(cfg)
+
+
+if __name__ == "__main__":
+    run(main, Config(), *sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Lesson 26: each row of the table of failures can be provoked again, and says the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT, python
+from tests.rules.links import link_problems
+
+TABLE = ROOT / "notebooks" / "failures.md"
+GALLERY = ROOT / "labs" / "lesson_26"
+AT_LEAST = 35
+
+
+def rows_of(text: str) -> list[str]:
+    heads = ("| You see", "| Where", "|---")
+    return [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(heads)]
+
+
+def test_each_row_has_a_case_or_a_source_and_a_lesson():
+    rows = rows_of(TABLE.read_text(encoding="utf-8"))
+    assert len(rows) >= AT_LEAST
+    cases = "".join(path.read_text(encoding="utf-8") for path in GALLERY.glob("*.py"))
+    for row in rows:
+        _, *cells, _ = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
+        *_, lesson, origin = cells
+        is_case = len(cells) == 6 and f"def {origin.strip('`')}(" in cases
+        is_sourced = len(cells) == 5 and re.fullmatch(r"\[.+\]\(https://.+\)", origin)
+        assert is_case or is_sourced, row
+        assert re.fullmatch(r"\[(\d\d)\]\(\1_\w+\.ipynb\)", lesson), row
+    assert link_problems(TABLE, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "Watchdog caught collective operation timeout",
+        "exitcode: -9",
+        "Bus error",
+        "No backend type associated with device type cpu",
+        "CUDA out of memory",
+        "Address family not supported",
+        "NaN found in input tensor",
+        "oom-kill",
+        "Timed out waiting 1800000ms",
+        "EADDRINUSE",
+        "ncclSystemError",
+        "ncclRemoteError",
+        "Duplicate GPU detected",
+        "unhandled cuda error",
+        "device-side assert triggered",
+        "an illegal memory access",
+        "ibv_modify_qp",
+        "Xid",
+        "_orig_mod.",
+        "aten._foreach_norm",
+    ],
+)
+def test_a_failure_is_found_by_a_piece_of_its_text(seen: str):
+    assert seen in TABLE.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_each_row_is_provoked_again_and_says_the_same(tmp_path: Path):
+    done = python(GALLERY / "gallery.py", "--write", tmp_path / "failures.md")
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "failures.md").read_text(encoding="utf-8") == TABLE.read_text(encoding="utf-8")

@@ -1,1 +1,0 @@
-"""Answers to the exercises, one file for each. Their form: ``tests/planted.py``."""

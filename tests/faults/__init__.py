@@ -1,1 +1,0 @@
-"""Planted faults, one file for each lesson. Their form: ``tests/planted.py``."""
