@@ -54,13 +54,23 @@ def test_the_stub_is_not_started(exercise: str, tmp_path: Path):
     assert (done.returncode, done.stdout) == (0, announced(exercise, "not started") + "\n")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])  # answers run on 3
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_solution_is_right(exercise: str, ranks: int, tmp_path: Path):
     done = judged(exercise, solution_of(exercise), ranks, tmp_path)
     assert done.returncode == 0, done.stdout
     assert announced(exercise, "right: ") in done.stdout
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_with_too_few_ranks_there_is_no_praise(tmp_path: Path):
+    done = judged("05_reduce_scatter", solution_of("05_reduce_scatter"), 2, tmp_path)
+    assert done.returncode == 0
+    assert (
+        announced("05_reduce_scatter", "no mistake shows with 2 rank(s), but some show only with")
+        in done.stdout
+    )
 
 
 @pytest.mark.slow

@@ -76,4 +76,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("00_shares", verify)
+    check_exercise("00_shares", verify, ranks=3)

@@ -245,4 +245,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("02_meet", verify)
+    check_exercise("02_meet", verify, ranks=3)

@@ -105,4 +105,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("03_exchange", verify)
+    check_exercise("03_exchange", verify, ranks=3)

@@ -89,4 +89,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("04_all_gather", verify)
+    check_exercise("04_all_gather", verify, ranks=3)

@@ -154,4 +154,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("05_reduce_scatter", verify)
+    check_exercise("05_reduce_scatter", verify, ranks=3)

@@ -186,4 +186,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("06_uneven_average", verify)
+    check_exercise("06_uneven_average", verify, ranks=3)

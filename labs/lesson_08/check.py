@@ -145,4 +145,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("08_small_ddp", verify)
+    check_exercise("08_small_ddp", verify, ranks=3)

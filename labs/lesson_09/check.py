@@ -212,4 +212,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("09_overlapped_ddp", verify, timeout_s=TIMEOUT_S)
+    check_exercise("09_overlapped_ddp", verify, ranks=3, timeout_s=TIMEOUT_S)

@@ -156,4 +156,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("10_mend", verify)
+    check_exercise("10_mend", verify, ranks=3)

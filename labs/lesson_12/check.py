@@ -122,4 +122,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("12_has_data", verify)
+    check_exercise("12_has_data", verify, ranks=3)

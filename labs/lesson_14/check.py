@@ -159,4 +159,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("14_int8_mean", verify)
+    check_exercise("14_int8_mean", verify, ranks=3)

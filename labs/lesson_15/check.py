@@ -111,4 +111,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("15_stage", verify)
+    check_exercise("15_stage", verify, ranks=3)

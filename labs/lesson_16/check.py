@@ -120,4 +120,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("16_schedule", verify, timeout_s=TIMEOUT_S)
+    check_exercise("16_schedule", verify, ranks=3, timeout_s=TIMEOUT_S)

@@ -183,4 +183,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("17_gated_mlp", verify)
+    check_exercise("17_gated_mlp", verify, ranks=3)

@@ -211,4 +211,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("18_zero_1", verify)
+    check_exercise("18_zero_1", verify, ranks=3)

@@ -228,4 +228,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("19_sharded_unit", verify)
+    check_exercise("19_sharded_unit", verify, ranks=3)

@@ -324,4 +324,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("20_ring_attention", verify)
+    check_exercise("20_ring_attention", verify, ranks=3)

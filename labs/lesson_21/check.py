@@ -239,4 +239,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("21_dispatch", verify)
+    check_exercise("21_dispatch", verify, ranks=3)

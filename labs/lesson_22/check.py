@@ -180,4 +180,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("22_mesh", verify)
+    check_exercise("22_mesh", verify, ranks=3)

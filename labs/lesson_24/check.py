@@ -217,4 +217,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("24_chain", verify, timeout_s=LONG_PATIENCE_S)
+    check_exercise("24_chain", verify, ranks=3, timeout_s=LONG_PATIENCE_S)

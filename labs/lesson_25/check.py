@@ -199,4 +199,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("25_why_slow", verify)
+    check_exercise("25_why_slow", verify, ranks=2)

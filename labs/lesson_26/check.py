@@ -168,4 +168,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("26_mend_four", verify)
+    check_exercise("26_mend_four", verify, ranks=2)

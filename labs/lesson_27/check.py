@@ -261,4 +261,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("27_sbatch", verify, timeout_s=LIMIT_S)
+    check_exercise("27_sbatch", verify, ranks=2, timeout_s=LIMIT_S)

@@ -41,13 +41,14 @@ class Wrong(CourseError):
     """What is wrong with an answer, in one sentence that helps."""
 
 
-def check_exercise(name: str, verify: Verify, *, timeout_s: float | None = None) -> None:
+def check_exercise(name: str, verify: Verify, *, ranks: int, timeout_s: float | None = None) -> None:
     """Check ``labs/lesson_NN/exercise.py``, or the file given by ``--answer``, on all ranks.
 
     Args:
         name: the exercise, such as ``05_reduce_scatter``.
         verify: gets the answer as a module and the group. Returns one line of praise with numbers;
             raises ``Wrong`` or fails an assertion when the answer is wrong. Collectives inside are fine.
+        ranks: at least so many have to judge. With fewer, some wrong answers look right, so there is no praise.
         timeout_s: seconds that a rank waits in a collective; ``TIMEOUT_S`` by default.
 
     A stub that raises ``NotImplementedError`` counts as not started: exit code 0. A wrong answer ends
@@ -60,10 +61,10 @@ def check_exercise(name: str, verify: Verify, *, timeout_s: float | None = None)
         "--answer", type=Path, default=LABS / f"lesson_{name[:2]}" / "exercise.py", help="the file to check"
     )
     limit_s = TIMEOUT_S if timeout_s is None else timeout_s
-    run(_examine, name, parser.parse_args().answer, verify, limit_s)
+    run(_examine, name, parser.parse_args().answer, verify, ranks, limit_s)
 
 
-def _examine(name: str, path: Path, verify: Verify, timeout_s: float) -> None:
+def _examine(name: str, path: Path, verify: Verify, ranks: int, timeout_s: float) -> None:
     rank, _, world_size = read_environment()
     if not path.is_file():
         raise InputError(f"exercise {name}: there is no file {path.name}; run the cell that writes it")
@@ -73,7 +74,7 @@ def _examine(name: str, path: Path, verify: Verify, timeout_s: float) -> None:
     if DIED in _kinds(verdicts):
         verdicts = _explained(verdicts, trial.verdicts_with_detail())
     if rank == 0:
-        _announce(name.replace("_", " "), verdicts)
+        _announce(name.replace("_", " "), verdicts, ranks)
     trial.meet("heard")  # the first to exit ends all others
     if _kinds(verdicts) not in ({"right"}, {"not started"}):
         sys.exit(1)
@@ -232,10 +233,15 @@ def _kinds(verdicts: list[str]) -> set[str]:
     return {verdict.partition(":")[0] for verdict in verdicts}
 
 
-def _announce(title: str, verdicts: list[str]) -> None:
+def _announce(title: str, verdicts: list[str], ranks: int) -> None:
     kinds = _kinds(verdicts)
     if kinds == {"not started"}:
         print(f"Exercise {title}: not started")
+    elif kinds == {"right"} and len(verdicts) < ranks:
+        print(
+            f"Exercise {title}: no mistake shows with {len(verdicts)} rank(s), but some show only with {ranks}: "
+            f"start the check with --nproc-per-node={ranks}"
+        )
     elif kinds == {"right"}:
         print(f"Exercise {title}: {verdicts[0]}")
     else:
