@@ -48,7 +48,7 @@ def check_exercise(name: str, verify: Verify, *, ranks: int, timeout_s: float | 
         name: the exercise, such as ``05_reduce_scatter``.
         verify: gets the answer as a module and the group. Returns one line of praise with numbers;
             raises ``Wrong`` or fails an assertion when the answer is wrong. Collectives inside are fine.
-        ranks: at least so many have to judge. With fewer, some wrong answers look right, so there is no praise.
+        ranks: at least so many have to judge. With fewer, some wrong answers look right: there is no praise.
         timeout_s: seconds that a rank waits in a collective; ``TIMEOUT_S`` by default.
 
     A stub that raises ``NotImplementedError`` counts as not started: exit code 0. A wrong answer ends
@@ -238,10 +238,8 @@ def _announce(title: str, verdicts: list[str], ranks: int) -> None:
     if kinds == {"not started"}:
         print(f"Exercise {title}: not started")
     elif kinds == {"right"} and len(verdicts) < ranks:
-        print(
-            f"Exercise {title}: no mistake shows with {len(verdicts)} rank(s), but some show only with {ranks}: "
-            f"start the check with --nproc-per-node={ranks}"
-        )
+        few = f"no mistake shows with {len(verdicts)} rank(s), but some show only with {ranks}"
+        print(f"Exercise {title}: {few}: start the check with --nproc-per-node={ranks}")
     elif kinds == {"right"}:
         print(f"Exercise {title}: {verdicts[0]}")
     else:
