@@ -4,12 +4,10 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_collectives.py
 Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
-import os
-import socket
-import sys
-
 import torch
 import torch.distributed as dist
+
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 # Older torch calls them all_gather_into_tensor and reduce_scatter_tensor.
 if hasattr(dist, "all_gather_single"):
@@ -106,32 +104,6 @@ def labels(n: int) -> dict[int, str]:
     for place, total in enumerate(everything.sum(0).tolist()):
         names[total] = f"Σ{place}"
     return names
-
-
-def setup() -> torch.device:
-    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
-
-    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
-    """
-    device = torch.device("cpu")
-    gpu = "none"
-    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
-    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
-    if 0 < len(gpus) < world_size:
-        mine = f"rank {rank} on {socket.gethostname()} has {device}"
-        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
-        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
-    backend = "nccl" if gpus else "gloo"
-    bound = device if gpus else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
-    if rank == 0:
-        print(f"{world_size} ranks on {device.type} with {backend}")
-    return device
 
 
 def main() -> None:

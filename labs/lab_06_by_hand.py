@@ -4,15 +4,13 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_06_by_hand.py
 Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 """
 
-import os
-import socket
-import sys
-
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # optimizers import it; after setup() the end may abort (lesson 08)
 import torch.nn.functional as F
 from torch import nn
+
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 EPOCHS = 10
 GLOBAL_BATCH = 64  # points of all ranks together: the training stays the same on any number of them
@@ -60,32 +58,6 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     dist.all_reduce(counts)
     model.train()
     return (counts[0] / counts[1]).item()
-
-
-def setup() -> torch.device:
-    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
-
-    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
-    """
-    device = torch.device("cpu")
-    gpu = "none"
-    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
-    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
-    if 0 < len(gpus) < world_size:
-        mine = f"rank {rank} on {socket.gethostname()} has {device}"
-        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
-        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
-    backend = "nccl" if gpus else "gloo"
-    bound = device if gpus else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
-    if rank == 0:
-        print(f"{world_size} ranks on {device.type} with {backend}")
-    return device
 
 
 def main() -> None:

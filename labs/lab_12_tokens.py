@@ -7,9 +7,6 @@ Written by:  notebooks/12_uneven_inputs.ipynb (edit it there)
 """
 
 import gc
-import os
-import socket
-import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -18,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 VOCABULARY = 16
 LONGEST = 12  # tokens in a sequence
@@ -85,32 +84,6 @@ def steps_of_all(own: int, device: torch.device) -> int:
     steps = torch.tensor(own, device=device)
     dist.all_reduce(steps, op=dist.ReduceOp.MIN)
     return int(steps)
-
-
-def setup() -> torch.device:
-    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
-
-    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
-    """
-    device = torch.device("cpu")
-    gpu = "none"
-    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
-    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
-    if 0 < len(gpus) < world_size:
-        mine = f"rank {rank} on {socket.gethostname()} has {device}"
-        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
-        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
-    backend = "nccl" if gpus else "gloo"
-    bound = device if gpus else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
-    if rank == 0:
-        print(f"{world_size} ranks on {device.type} with {backend}")
-    return device
 
 
 def train(sharded: bool, device: torch.device) -> None:

@@ -12,7 +12,8 @@ import torch.distributed.nn.functional
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from lab_16_gpipe import LAYERS, MICRO_BATCHES, ROWS, WIDTH, layers, setup, share_of_loss
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
+from lab_16_gpipe import LAYERS, MICRO_BATCHES, ROWS, WIDTH, layers, share_of_loss
 
 
 def schedule_of(model: nn.Module, device: torch.device) -> Schedule1F1B:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from lab_18_zero_1 import setup
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 
 def wrap(

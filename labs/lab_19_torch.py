@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from lab_19_unit import setup
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 MAX_NORM = 0.1  # of the gradient
 

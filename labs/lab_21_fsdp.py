@@ -14,7 +14,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from lab_21_moe import ExpertParallelMoE, MoE, setup
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
+from lab_21_moe import ExpertParallelMoE, MoE
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lab_22_mesh import setup
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 WIDTH = 16
 ROWS = 4  # of the batch, for each place along dp

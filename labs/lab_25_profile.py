@@ -8,8 +8,6 @@ The option ``--folder`` keeps the traces. Open one by hand in https://ui.perfett
 
 import argparse
 import os
-import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
+
+from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 WARM_UP = 3  # steps: DDP lays out its buckets anew after the first one
 LAYERS = 4
@@ -70,32 +70,6 @@ def record_trace(step: Callable[[], None], path: Path, steps: int, device: torch
         for _ in range(WARM_UP + steps):
             step()
             profiler.step()  # begins the next step of the trace
-
-
-def setup() -> torch.device:
-    """Join the group that the launcher describes; return this rank's device: a GPU of its own, or the CPU.
-
-    The CPU is for jobs without a GPU, and for RANK_BY_RANK_DEVICE=cpu. A job with too few GPUs ends here.
-    """
-    device = torch.device("cpu")
-    gpu = "none"
-    if torch.cuda.device_count() > 0 and os.environ.get("RANK_BY_RANK_DEVICE") != "cpu":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    store.set(f"GPU of rank {rank}", gpu)  # all ranks must choose the same backend
-    gpus = set(store.multi_get([f"GPU of rank {other}" for other in range(world_size)])) - {b"none"}
-    if 0 < len(gpus) < world_size:
-        mine = f"rank {rank} on {socket.gethostname()} has {device}"
-        ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"
-        sys.exit(f"{world_size} ranks, {len(gpus)} GPUs ({mine}): {ways}")
-    backend = "nccl" if gpus else "gloo"
-    bound = device if gpus else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
-    if rank == 0:
-        print(f"{world_size} ranks on {device.type} with {backend}")
-    return device
 
 
 def main(options: argparse.Namespace) -> None:

@@ -10,6 +10,14 @@ FAULTS: list[Fault] = [
         new="done = requests[0].end",
         told="a rank was done before the last",
     ),
+    Fault(
+        lab="01_join",
+        old="    if rank == 0:\n        found",
+        new="    if True:\n        found",
+        told="no GPU: 4 writes, 6 reads; expected 3 and 4",
+        run="02_join",
+    ),
+    Fault(lab="02_join", old="return sum(len(request.keys)", new="return sum(1", told="expected 3 and 4"),
     Fault(lab="02_missing_rank", old="world_size=3", new="world_size=2", told=" was to say '", ranks=0),
     Fault(lab="02_wrong_address", old="ports[rank]}", new="ports[0]}", told=" was to say '", ranks=0),
     Fault(

@@ -60,6 +60,9 @@ class NotingStore(dist.Store):
     def get(self, key: str) -> bytes:
         return self._noted("get", [key], self.inner.get, key)
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._noted("multi_get", keys, self.inner.multi_get, keys)
+
     def add(self, key: str, amount: int) -> int:
         return self._noted("add", [key], self.inner.add, key, amount)
 

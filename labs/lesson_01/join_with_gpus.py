@@ -1,4 +1,4 @@
-"""``setup`` of a plain lab on a machine with pretended GPUs.
+"""``setup`` on a machine with pretended GPUs.
 
 Arguments: the GPUs that each rank sees, as JSON, and for a bare shell a free port.
 """
@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from lab_08_ddp import setup
+import shared  # noqa: F401 - makes labs importable
+
+from lab_01_join import setup
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 KNOWN = (*NEEDED, "RANK_BY_RANK_DEVICE")
