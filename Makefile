@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 OLDEST := .venv-oldest-kernel
+RULES := tests/test_anatomy.py tests/test_sync.py tests/test_planted_faults.py
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
 # TORCH_INDEX: address of another package index to take torch from, such as that of the small CPU builds.
@@ -25,7 +26,7 @@ SET_UP = test "$$($(PYTHON) -c 'import sys; print(sys.version_info[0])' 2>&1)" =
 # An environment whose Python is gone, as after an upgrade of the system, is made again.
 $(shell test -x $(BIN)/python || rm -f $(DONE))
 
-.PHONY: help setup lab fit test test-all more copied run check sync refresh site clean
+.PHONY: help setup answers lab fit test test-all more copied run check sync refresh site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,7 +39,7 @@ help:
 	@echo "For those who write lessons:"
 	@echo "  make sync      labs, cells, stubs and tables agree again, and all code is formatted"
 	@echo "  make refresh   execute the lessons that changed and keep their outputs (LESSONS='05 06' for some)"
-	@echo "  make check     the tests that take seconds"
+	@echo "  make check     the tests that take seconds (LESSON=12 for those of one lesson)"
 	@echo "  make test-all  make test, and all that it leaves out"
 	@echo "make clean removes what make installed and built; answers and runs/ stay"
 
@@ -51,15 +52,19 @@ $(SITE): $(DONE)
 $(OLDEST)/.installed: .ci/oldest-kernel.txt $(DONE)
 	@$(SET_UP) -r .ci/oldest-kernel.txt
 
-setup: $(DONE)
+setup: $(DONE) answers
 
-lab: $(DONE)
+# Answers of the layout before version 3 are found and moved.
+answers: $(DONE)
+	@test ! -d labs/exercises || $(BIN)/python -m shared.tools.move_answers
+
+lab: $(DONE) answers
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
-fit: $(DONE)
+fit: $(DONE) answers
 	@$(BIN)/python -m shared.tools.fit
 
-test: $(DONE)
+test: $(DONE) answers
 	@$(BIN)/python -m pytest -m "lesson or not (slow or author)" $(SIDE_BY_SIDE)
 
 test-all: test more
@@ -67,19 +72,25 @@ test-all: test more
 
 # What make test leaves out.
 more: $(DONE) $(SITE) $(OLDEST)/.installed
-	@$(BIN)/python -m pytest tests rank_tools -m "slow or author" $(SIDE_BY_SIDE) --durations=20
+	@$(BIN)/python -m pytest tests labs rank_tools -m "slow or author" $(SIDE_BY_SIDE) --durations=20
 
 # What readers copy; with TORCH=oldest on the oldest torch that it is for.
 copied: $(DONE)
-	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py tests/test_lesson_10_script.py rank_tools/tests/test_doctor.py
+	@$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/test_plain_labs.py labs/lesson_10/test_lesson_10_script.py rank_tools/tests/test_doctor.py
 
-run: $(DONE)
+run: $(DONE) answers
 	@$(BIN)/python -m shared.tools.run_all $(if $(WORLD_SIZE),--world-size $(WORLD_SIZE))
 
-check: $(DONE)
-	@$(BIN)/python -m pytest -q tests rank_tools -m "not slow" $(SIDE_BY_SIDE)
+# LESSON=12: what is quick of one lesson.
+check: $(DONE) answers
+ifdef LESSON
+	@$(BIN)/python -m pytest -q labs/lesson_$(LESSON) $(RULES) tests/test_exercises.py -m "not slow" \
+		-k "lesson_$(LESSON) or $(LESSON)_ or test_anatomy or test_sync or test_planted_faults"
+else
+	@$(BIN)/python -m pytest -q tests labs rank_tools -m "not slow" $(SIDE_BY_SIDE)
+endif
 
-sync: $(DONE)
+sync: $(DONE) answers
 	@$(BIN)/python -m shared.tools.sync
 
 refresh: sync

@@ -16,6 +16,7 @@ FOR_READERS = {
     "test_fit.py",
     "test_lab_runner.py",
     "test_loading.py",
+    "test_move_answers.py",
     "test_parity.py",
     "test_record.py",
     "test_set_up.py",

@@ -31,7 +31,7 @@ def write_cell(path: Path, text: str) -> str:
         if _is_stub(path, text):
             return f"{name} holds your answer, which stays. To begin again, delete it and run this cell."
         if _digest(before) != _recorded(path):
-            line = f"{line}; it was edited before, and the edited file is kept as {_keep(path, before).name}"
+            line = f"{line}; it was edited before, and the edited file is kept as {keep(path, before).name}"
     if before != after:
         _replace(path, after)
     _record(path, after)
@@ -43,7 +43,7 @@ def _is_stub(path: Path, text: str) -> bool:
     return solution.is_file() and text.rstrip() == stub_of(solution.read_text(encoding="utf-8")).rstrip()
 
 
-def _keep(path: Path, content: bytes) -> Path:
+def keep(path: Path, content: bytes) -> Path:
     """A new file beside ``path`` with this content, or the one that has it already."""
     number = 1
     while True:
