@@ -1,4 +1,4 @@
-"""Answers of the layout before version 3, ``labs/exercises/05_reduce_scatter/exercise.py``, move to the rooms.
+"""Answers of the layout before version 3, ``labs/exercises/05_reduce_scatter/exercise.py``, go to the rooms.
 
 ``make`` calls it when that folder is there. No byte of an answer is lost: where a room holds another answer,
 the old one lies beside it as ``exercise.py.kept1``.
