@@ -2,7 +2,7 @@
 
 Run it:  python labs/lesson_26/gallery.py
 or:      python labs/lesson_26/gallery.py CASE ...
-or:      python labs/lesson_26/gallery.py --write notebooks/failures.md
+or:      python labs/lesson_26/gallery.py --write notebooks/failures.md    writes the page; no hand edits it
 or:      torchrun --standalone --nproc-per-node=2 labs/lesson_26/gallery.py CASE [--cured]
 """
 
@@ -124,13 +124,18 @@ def lookup_key(case: Case) -> str:
     return {HANG: case.stands, ERROR: case.symptom or "its message", WRONG: case.symptom}[case.see]
 
 
-def play_all(cfg: Config) -> str:
-    """Play all cases, count them, and return their table."""
+def page_of(rows: list[dict[str, str]]) -> str:
+    """The text of ``notebooks/failures.md``."""
+    return f"# Failures by what you see\n\n{INTRODUCTION}\n\n{table_of(rows)}\n"
+
+
+def play_all(cfg: Config) -> list[dict[str, str]]:
+    """Play all cases, count them, and return their rows."""
     rows = rows_of(CASES, cfg)
     for see, title in TITLES.items():
         print(f"{sum(row['see'] == see for row in rows):3} {title[0].lower()}{title[1:]}")
     print(f"{len(rows):3} failures, each provoked and each cured")
-    return table_of(rows)
+    return rows
 
 
 def main(cfg: Config, *arguments: str) -> None:
@@ -146,9 +151,7 @@ def main(cfg: Config, *arguments: str) -> None:
     if len({case.name for case in CASES}) < len(CASES):
         raise CourseError("two cases have the same name")
     if arguments[:1] == ("--write",) and names:
-        table = play_all(cfg)
-        text = f"# Failures by what you see\n\n{INTRODUCTION}\n\n{table}\n"
-        Path(names[0]).write_text(text, encoding="utf-8")
+        Path(names[0]).write_text(page_of(play_all(cfg)), encoding="utf-8")
     elif names:
         show(names, cfg)
     else:

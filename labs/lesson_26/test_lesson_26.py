@@ -1,12 +1,15 @@
 """Lesson 26: each row of the table of failures can be provoked again, and says the same."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import ROOT, python
 from tests.rules.links import link_problems
+
+from lesson_26.gallery import CASES, page_of
 
 TABLE = ROOT / "notebooks" / "failures.md"
 GALLERY = ROOT / "labs" / "lesson_26"
@@ -59,6 +62,23 @@ def test_each_row_has_a_case_or_a_source_and_a_lesson():
 )
 def test_a_failure_is_found_by_a_piece_of_its_text(seen: str):
     assert seen in TABLE.read_text(encoding="utf-8")
+
+
+def messages_in(page: str) -> dict[str, str]:
+    """{name of a case: the first cell of its row, without its marks}."""
+    found = {}
+    for row in rows_of(page):
+        _, first, *_, name, _ = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
+        found[name.strip("`")] = first.strip("`").replace("\\|", "|")
+    return found
+
+
+def test_the_page_is_what_the_gallery_writes():
+    """All but messages, which come from runs. A row is written in a module of the gallery, not on the page."""
+    page = TABLE.read_text(encoding="utf-8")
+    messages = messages_in(page)
+    rows = [{**asdict(case), "text": messages[case.name]} for case in CASES]
+    assert page_of(rows) == page
 
 
 @pytest.mark.slow
