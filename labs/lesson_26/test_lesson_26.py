@@ -74,7 +74,7 @@ def messages_in(page: str) -> dict[str, str]:
 
 
 def test_the_page_is_what_the_gallery_writes():
-    """All but messages, which come from runs. A row is written in a module of the gallery, not on the page."""
+    """All but messages, which come from runs. A row is written in a module of the gallery, not by hand."""
     page = TABLE.read_text(encoding="utf-8")
     messages = messages_in(page)
     rows = [{**asdict(case), "text": messages[case.name]} for case in CASES]
