@@ -19,10 +19,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTi
 from shared.runtime.children import Child
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_port
-from shared.runtime.results import ROOT
 from shared.runtime.run import die_with_launcher, run
 
-SCRIPT = str(ROOT / "labs" / "lab_02_ways.py")  # any script: none of its ranks will start
+SCRIPT = str(
+    Path(__file__).resolve().parents[1] / "lab_02_ways.py"
+)  # any script: none of its ranks will start
 NOWHERE = "no-such-host.invalid"  # RFC 6761: no name below .invalid is ever given out
 
 

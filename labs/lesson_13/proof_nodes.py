@@ -22,7 +22,7 @@ TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTE
 
 @dataclass(frozen=True)
 class Config:
-    training: Training = Training(Path(__file__).with_name("lab_10_train.py"))
+    training: Training = Training(Path(__file__).parents[1] / "lab_10_train.py")
     processes: tuple[int, int] = (2, 1)  # of node A, which stays, and of B, which comes and goes
     join_after: int = 30
     kill_after: int = 80

@@ -28,7 +28,7 @@ from shared.training.launches import (
     torchrun,
 )
 
-SCRIPT = Path(__file__).with_name("lab_10_train.py")
+SCRIPT = Path(__file__).parents[1] / "lab_10_train.py"
 EXIT_CODE = re.compile(r"exitcode +: (-?\d+)")  # in torchrun's summary of a failure
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.runtime.errors import CourseError, InputError
-from shared.runtime.results import ROOT, record_results
+from shared.runtime.results import record_results
 from shared.runtime.run import die_with_launcher
 from shared.training.launches import Training, assert_same_end
 
 from lesson_27.hosts import Host, Network, network, run_with_hosts, sent
 
-LABS = ROOT / "labs"
+LABS = Path(__file__).resolve().parents[1]
 WHO = LABS / "lab_27_who.py"
 PORT = 29500
 MARK = re.compile(r"^\[default\d+\]:", re.MULTILINE)  # --tee puts the local rank before each line

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.runtime.errors import CourseError, InputError
-from shared.runtime.results import ROOT, record_results
+from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.launches import expect
 
 from lesson_27 import needs
 from lesson_27.slurm import ADDRESSES, ENDED, Slurm
 
-JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"
-RANK = ROOT / "labs" / "lesson_27" / "stand_in.py"
+JOB_SCRIPT = Path(__file__).resolve().parents[1] / "lab_27_train.sbatch"
+RANK = Path(__file__).with_name("stand_in.py")
 
 
 @dataclass(frozen=True)

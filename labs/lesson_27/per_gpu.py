@@ -9,7 +9,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.runtime.results import ROOT
 from shared.runtime.run import run
 from shared.training.launches import assert_same_end, expect, newest
 
@@ -17,7 +16,7 @@ from lesson_27 import needs
 from lesson_27.requeue import ENVIRONMENT, Config, Job, start_unbroken
 from lesson_27.slurm import ENDED, KILL_WAIT_S, Slurm, environment_of
 
-JOB_SCRIPT = ROOT / "labs" / "lab_27_per_gpu.sbatch"
+JOB_SCRIPT = Path(__file__).resolve().parents[1] / "lab_27_per_gpu.sbatch"
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 
 from shared.runtime.errors import CourseError
-from shared.runtime.results import ROOT, record_results
+from shared.runtime.results import record_results
 from shared.runtime.run import die_with_launcher, run
 from shared.training.launches import Attempt, Training, assert_same_end, attempts_in, expect, newest
 
 from lesson_27 import needs
 from lesson_27.slurm import ADDRESSES, ENDED, Slurm, environment_of
 
-JOB_SCRIPT = ROOT / "labs" / "lab_27_train.sbatch"
+JOB_SCRIPT = Path(__file__).resolve().parents[1] / "lab_27_train.sbatch"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "CARD": "lo"}  # all nodes are here
 
 
