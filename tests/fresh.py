@@ -1,6 +1,6 @@
 """The README's commands on a clean Debian, as a stranger types them. Run by hand, before a release.
 
-    sudo -E python3 -m tests.fresh bookworm trixie sid [--user root] [--solved 29] [--wrong] [--keep]
+    sudo -E python3 -m tests.fresh bookworm trixie sid [--user root] [--solved all] [--wrong] [--keep]
 
 debootstrap makes each system in a temporary folder, with ``PACKAGES`` and nothing else; 7 GB in the end.
 There the last commit of this checkout runs in namespaces of its own: what it starts and mounts ends with it.
@@ -30,7 +30,7 @@ DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 CLOSING = re.compile(r"\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s.*")  # pytest's last line
 TOLD = re.compile(r"^(?:FAILED|ERROR|SKIPPED) .*", re.MULTILINE)
 HOST_VARIABLES = "(?i).*_proxy|pip_(cert|index_url|trusted_host)|ssl_cert_file|requests_ca_bundle"
-SOLVED = {0: slice(0), 5: slice(None, None, 6), 29: slice(None)}  # of the exercises in order
+SOLVED = {"none": slice(0), "some": slice(None, None, 6), "all": slice(None)}  # of the exercises in order
 WRONG = ("rank, items", "rank + 1, items + 1")  # in the answer to exercise 00
 MARKS = re.compile(r"^ *# solution: \w+\n", re.MULTILINE)  # no reader has them
 NOTE = "#a note of my own,  keep it\n"
@@ -90,10 +90,10 @@ def copy_settings(root: Path, variables: dict[str, str]) -> None:
             place.write_text("".join(line for line in lines if not re.search("file:|find-links", line)))
 
 
-def solve(checkout: Path, count: int, wrong: bool) -> dict[Path, str]:
+def solve(checkout: Path, which: str, wrong: bool) -> dict[Path, str]:
     """Answer exercises as a reader does, in the notebook and its file. Returns what each of them then has."""
     written = {}
-    for folder in sorted((checkout / "labs").glob("lesson_[0-9]*"))[SOLVED[count]]:
+    for folder in sorted((checkout / "labs").glob("lesson_[0-9]*"))[SOLVED[which]]:
         answer = MARKS.sub("", (folder / "solution.py").read_text()) + NOTE
         if wrong and folder.name == "lesson_00":
             answer = answer.replace(*WRONG)
@@ -175,7 +175,7 @@ class Machine:
                 self.run("lesson 00", self.start("lesson 00", LESSON_00))
         return answers
 
-    def visit(self, count: int, wrong: bool) -> None:
+    def visit(self, which: str, wrong: bool) -> None:
         """The README's commands. Exercises are solved when the lab has run, and must be there at the end."""
         for command in readme_commands((COURSE / "README.md").read_text()):
             checkout = self.root / self.at[1:]
@@ -184,24 +184,24 @@ class Machine:
             elif command == "make lab":
                 if not self.lab():
                     return
-                answers = solve(checkout, count, wrong)
+                answers = solve(checkout, which, wrong)
             else:
                 self.run(command, self.start(command, command.replace("ADDRESS", BUNDLE)))
         lost = [path.name for path, text in answers.items() if path.read_text() != text]
         kept = f"FAILED: changed {', '.join(lost)}" if lost else "passed: they are still there"
-        self.tell(f"{count} answers", time.monotonic(), kept)
+        self.tell(f"answers: {which}", time.monotonic(), kept)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.fresh")
     parser.add_argument("systems", nargs="+", choices=("bookworm", "trixie", "sid"), help="of Debian")
     parser.add_argument("--user", choices=("reader", "root"), default="reader", help="who types")
-    parser.add_argument("--solved", type=int, choices=SOLVED, default=0, help="how many exercises are solved")
+    parser.add_argument("--solved", choices=SOLVED, default="none", help="which exercises are solved")
     parser.add_argument("--wrong", action="store_true", help="the answer to exercise 00 is wrong")
     parser.add_argument("--keep", action="store_true", help="leave the systems where they are")
     parser.add_argument("--mirror", nargs=1, default=[], help="where debootstrap finds Debian")
     options = parser.parse_args(arguments)
-    if options.wrong and not options.solved:
+    if options.wrong and options.solved == "none":
         parser.error("--wrong needs --solved")
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         sys.exit("a Debian is made as root, with debootstrap installed: sudo -E python3 -m tests.fresh")
