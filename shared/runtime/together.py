@@ -1,9 +1,10 @@
 """Several proofs in one launch: torch is imported once, and each proof runs in forks of the ranks.
 
-    torchrun --standalone --nproc-per-node=2 -m shared.runtime.together PROOF.py PROOF.py ...
+    torchrun --standalone --nproc-per-node=2 -m shared.runtime.together FOLDER PROOF.py PROOF.py ...
 
+What a proof prints goes to FOLDER/PROOF.txt, so that a notebook shows it where it speaks of it.
 Each proof has a store and forms a process group of its own, as if it had been started alone. One that fails
-does not hide the others: all run. Then the launch ends with exit code 1 and names those that failed.
+does not hide the others: all run. Then its output is shown, and the launch ends with exit code 1.
 """
 
 import os
@@ -52,13 +53,15 @@ class Ranks:
         return self.store.check(["failed"])
 
 
-def prove(path: Path, ranks: Ranks) -> bool:
+def prove(path: Path, output: Path, ranks: Ranks) -> bool:
     """Run the proof ``path`` in a fork of each rank. Collective; the same answer on all ranks."""
+    if ranks.rank == 0:
+        output.write_text("", encoding="utf-8")
     port = ranks.port_of_new_store()
     child = os.fork()
     if child == 0:
         os.environ["MASTER_PORT"] = str(port)
-        be_script(path)
+        be_script(path, output)
     failed_at = None
     ended = 0
     while not ended:
@@ -74,8 +77,10 @@ def prove(path: Path, ranks: Ranks) -> bool:
     return not ranks.has_failed()
 
 
-def be_script(path: Path) -> None:
-    """Be ``python PATH`` in a process that has imported torch; do not return."""
+def be_script(path: Path, output: Path) -> None:
+    """Be ``python PATH >> OUTPUT 2>&1`` in a process that has imported torch; do not return."""
+    for stream in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
     sys.argv = [str(path)]
     sys.path[0] = str(path.parent)
     module = ModuleType("__main__")
@@ -84,22 +89,33 @@ def be_script(path: Path) -> None:
     run(exec, compile(path.read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
 
 
-def main(paths: list[Path]) -> None:
+def main(folder: Path, paths: list[Path]) -> None:
     missing = [str(path) for path in paths if not path.is_file()]
-    if missing or not paths:
-        raise InputError(f"there is no file {', '.join(missing)}" if missing else "name the proofs to run")
+    if missing:
+        raise InputError(f"there is no file {', '.join(missing)}")
     rank, _, _ = read_environment()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=False, timeout=LONGEST)
+    folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for number, path in enumerate(paths):
-        if not prove(path, Ranks(store, number)):
-            failed.append(path.name)
+        output = folder / f"{path.stem}.txt"
+        holds = prove(path, output, Ranks(store, number))
+        if rank == 0:
+            print(f"{path.name}: {'holds' if holds else 'failed'}", flush=True)
+        if not holds:
+            failed.append(output)
+    if rank == 0:
+        for output in failed:
+            print(output.read_text(encoding="utf-8"), flush=True)
     if failed and rank == 0:
-        raise CourseError(f"{len(failed)} of {len(paths)} failed: {', '.join(failed)}")
+        names = ", ".join(f"{output.stem}.py" for output in failed)
+        raise CourseError(f"{len(failed)} of {len(paths)} proofs failed: {names}")
     if failed:
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    run(main, [Path(argument) for argument in sys.argv[1:]])
+    if len(sys.argv) < 3:
+        sys.exit("name a folder for the outputs, then the proofs to run")
+    run(main, Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])
