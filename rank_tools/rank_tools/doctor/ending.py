@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from .answer import Answer
 from .ranks import ECHO, Rank, own_place
-from .verdict import how_it_died, how_it_ended, last_seen, names, verdict
+from .verdict import verdict
+from .words import how_it_died, how_it_ended, last_seen, who
 
 SIGTERM = -15  # by which launchers end the ranks that are left
 # What torchrun and torch.multiprocessing.spawn say of the processes that they have started.
@@ -97,10 +98,7 @@ def without_a_first(ranks: dict[int, Rank], world_size: int) -> list[str]:
     echoes = [rank for rank in ranks.values() if rank.is_echo]
     if not echoes:
         return []
-    lines = [
-        f"{names([rank.rank]).capitalize()} ran out of patience: {rank.error}, at {rank.place}"
-        for rank in echoes
-    ]
+    lines = [f"{who([rank.rank])} ran out of patience: {rank.error}, at {rank.place}" for rank in echoes]
     alive = {number: as_it_was(rank) for number, rank in ranks.items()}
     return [*lines[:2], *verdict(alive, world_size).lines]
 
