@@ -27,6 +27,7 @@ from helpers import (
 )
 from rank_tools.doctor import outside, processes
 from rank_tools.doctor.__main__ import main
+from rank_tools.doctor.answer import Answer
 from rank_tools.doctor.ending import lines_of
 from rank_tools.doctor.processes import descendants, variables_of
 from rank_tools.doctor.ranks import Call, Place, Rank, ranks_of
@@ -350,11 +351,14 @@ def test_whom_a_line_of_the_source_waits_for(tmp_path: Path):
     assert messages == [[("isend", 1)], [("irecv", 0)], [("isend", 0)]]
 
 
-def answer(pid: int, parent: int, number: int | None, **more) -> dict:
-    fields = {"pid": pid, "parent": parent, "time": 1.0, "variables": {"RANK": "0", "WORLD_SIZE": "1"}}
-    fields |= {"rank": number, "alive": True, "answered": True, "stopped": False, "bye": None}
-    fields |= {"death": None, "ancestors": [parent], "children": []}
-    return {**fields, **more}
+def answer(pid: int, parent: int, number: int | None, **more) -> Answer:
+    fields = {
+        "time": 1.0,
+        "variables": {"RANK": "0", "WORLD_SIZE": "1"},
+        "rank": number,
+        "ancestors": [parent],
+    }
+    return Answer(pid, parent, **{**fields, **more})
 
 
 def test_a_worker_of_a_rank_is_not_the_rank():

@@ -8,6 +8,7 @@ import traceback
 from importlib import metadata
 
 from . import ending
+from .answer import Answer
 from .inside import BRIEF, CALLS, FULL
 from .job import Job, JobError
 from .life import activity, life, use_of
@@ -133,7 +134,7 @@ def look_once(options: argparse.Namespace) -> int:
 class Look:
     """What the job's processes answered at one time."""
 
-    def __init__(self, answers: list[dict]) -> None:
+    def __init__(self, answers: list[Answer]) -> None:
         self.at = time.monotonic()
         self.answers = answers
         self.ranks = ranks_of(answers)
@@ -168,13 +169,13 @@ class Look:
             rank.works = signs.get(rank.pid, "")
 
 
-def launchers(answers: list[dict]) -> list[tuple[str, Place]]:
+def launchers(answers: list[Answer]) -> list[tuple[str, Place]]:
     """(functions on the stack, innermost place) of each living process, where none of them is a rank."""
     places = []
     for answer in answers:
-        stack = main_stack(answer.get("stacks", {}))
+        stack = main_stack(answer.stacks)
         place = own_place(stack)
-        if answer["alive"] and place is not None:
+        if answer.alive and place is not None:
             places.append((" ".join(frame[2] for frame in stack), place))
     return places
 

@@ -3,8 +3,10 @@
 import re
 from dataclasses import replace
 
+from .answer import Answer
 from .ranks import ECHO, Rank, own_place
-from .verdict import how_it_died, how_it_ended, last_seen, names, verdict
+from .verdict import verdict
+from .words import how_it_died, how_it_ended, last_seen, who
 
 SIGTERM = -15  # by which launchers end the ranks that are left
 # What torchrun and torch.multiprocessing.spawn say of the processes that they have started.
@@ -15,9 +17,9 @@ PEER_LEFT = re.compile(r"Connection (closed|reset)|Broken pipe|remote process ex
 LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 
 
-def lines_of(ranks: dict[int, Rank], answers: list[dict], world_size: int, code: int) -> list[str]:
+def lines_of(ranks: dict[int, Rank], answers: list[Answer], world_size: int, code: int) -> list[str]:
     """What is told of a job that has ended with this exit code. There is always a line."""
-    texts = [answer["bye"]["text"] for answer in answers if answer["bye"] and answer["bye"]["error"]]
+    texts = [answer.bye.text for answer in answers if answer.bye and answer.bye.error]
     take_codes(ranks, texts)
     first = [rank for rank in in_order(ranks) if is_first(rank, ranks)]
     spawned = words_of_spawn(texts)
@@ -96,10 +98,7 @@ def without_a_first(ranks: dict[int, Rank], world_size: int) -> list[str]:
     echoes = [rank for rank in ranks.values() if rank.is_echo]
     if not echoes:
         return []
-    lines = [
-        f"{names([rank.rank]).capitalize()} ran out of patience: {rank.error}, at {rank.place}"
-        for rank in echoes
-    ]
+    lines = [f"{who([rank.rank])} ran out of patience: {rank.error}, at {rank.place}" for rank in echoes]
     alive = {number: as_it_was(rank) for number, rank in ranks.items()}
     return [*lines[:2], *verdict(alive, world_size).lines]
 
@@ -130,12 +129,10 @@ def own_place_of(place: tuple[str, str, str]) -> bool:
     return "-packages/" not in place[0] and "/lib/python" not in place[0] and not place[0].startswith("<")
 
 
-def errors_of_others(answers: list[dict]) -> list[str]:
+def errors_of_others(answers: list[Answer]) -> list[str]:
     """Processes that are no ranks: the launcher, or a script that never became one."""
     lines = []
     for answer in answers:
-        if answer["bye"] and answer["bye"]["error"]:
-            lines.append(
-                f"A process failed: {answer['bye']['error']}, at {own_place(answer['bye']['place'])}"
-            )
+        if answer.bye and answer.bye.error:
+            lines.append(f"A process failed: {answer.bye.error}, at {own_place(answer.bye.place)}")
     return lines

@@ -11,10 +11,10 @@ import tempfile
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import processes
+from .answer import Answer, Child, Death, Stack, Stacks
 from .inside import FOLDER, FULL, QUESTION, STACKS_SIGNAL, is_own
 
 ANSWER_S = 5.0  # a process that does not answer within this time holds the interpreter, or is stopped
@@ -30,15 +30,6 @@ class JobError(Exception):
     """The command cannot be started, or a process cannot be looked into. The text is one line."""
 
 
-@dataclass
-class Death:
-    """The end of a process. ``order``: which one it is among those that were seen to end; ``at``: when."""
-
-    order: int
-    at: float  # as time.time() has it
-    code: int | None = None  # a signal is negative; None if its parent was faster than we
-
-
 class Asked:
     """Processes that answer through a folder: those of a job that a doctor has started."""
 
@@ -46,13 +37,13 @@ class Asked:
         self.folder = folder
         self.deaths: dict[int, Death] = {}
 
-    def read(self, kind: str) -> dict[int, dict]:
+    def read(self, kind: str) -> dict[int, Answer]:
         """{process: what it wrote last}. ``kind``: hello, answer or bye."""
         reports = {}
         for path in self.folder.glob(f"{kind}-*.json"):
             with suppress(OSError, ValueError):
-                report = json.loads(path.read_text(encoding="utf-8"))
-                reports[report["pid"]] = report
+                report = Answer.from_json(json.loads(path.read_text(encoding="utf-8")))
+                reports[report.pid] = report
         return reports
 
     def see_deaths(self) -> None:
@@ -64,7 +55,7 @@ class Asked:
                 if code is not None or not (processes.PROC / str(pid)).exists():
                     self.deaths[pid] = Death(len(self.deaths), time.time(), code)
 
-    def ask(self, level: int) -> list[dict]:
+    def ask(self, level: int) -> list[Answer]:
         """What the living processes answer. One that is silent or gone is in it by what it last said."""
         number = time.monotonic_ns()
         aside = self.folder / "question.part"
@@ -74,22 +65,20 @@ class Asked:
         expected = greeted.keys() & processes.parents().keys()
         expected -= {pid for pid in expected if processes.is_stopped(pid)}  # it cannot answer
         asked_at = time.monotonic()
-        answers: dict[int, dict] = {}
+        answers: dict[int, Answer] = {}
         while True:
             time.sleep(0.05)
             self.see_deaths()
-            answers = {
-                pid: answer for pid, answer in self.read("answer").items() if answer["number"] == number
-            }
+            answers = {pid: answer for pid, answer in self.read("answer").items() if answer.number == number}
             expected &= processes.parents().keys()
             silent = expected - answers.keys()
-            incomplete = [pid for pid in expected & answers.keys() if answers[pid]["level"] < level]
+            incomplete = [pid for pid in expected & answers.keys() if answers[pid].level < level]
             waited = time.monotonic() - asked_at
             if not (silent and waited < ANSWER_S) and not (incomplete and waited < PLACES_S):
                 break
         return self.known(greeted, answers, level)
 
-    def known(self, greeted: dict[int, dict], answers: dict[int, dict], level: int = 0) -> list[dict]:
+    def known(self, greeted: dict[int, Answer], answers: dict[int, Answer], level: int = 0) -> list[Answer]:
         """All that is known of each process that has ever greeted."""
         before = self.read("answer")
         byes = self.read("bye")
@@ -98,43 +87,44 @@ class Asked:
         children = children_of(greeted, parent_of)
         reports = []
         for pid, hello in greeted.items():
-            report = {**hello, **before.get(pid, {}), **answers.get(pid, {})}
-            report["answered"] = pid in answers
-            report["alive"] = pid in parent_of
-            report["stopped"] = processes.is_stopped(pid)
-            report["bye"] = byes.get(pid)
-            report["death"] = self.deaths.get(pid)
-            report["ancestors"] = processes.ancestors(pid, parent_of)
-            report["children"] = children.get(pid, [])
-            report["use"] = (processes.cpu_s_of(pid), processes.moved_of(pid))
+            report = answers.get(pid) or before.get(pid) or hello
+            report.answered = pid in answers
+            report.alive = pid in parent_of
+            report.stopped = processes.is_stopped(pid)
+            report.bye = byes.get(pid)
+            report.death = self.deaths.get(pid)
+            report.ancestors = processes.ancestors(pid, parent_of)
+            report.children = children.get(pid, [])
+            report.use = (processes.cpu_s_of(pid), processes.moved_of(pid))
             self.add_newest_stacks(report, level)
             add_texts(report)
             reports.append(report)
         return reports
 
-    def add_newest_stacks(self, report: dict, level: int) -> None:
+    def add_newest_stacks(self, report: Answer, level: int) -> None:
         """Its newest stacks, and how many seconds before now, or before its end, they were taken."""
-        pid = report["pid"]
-        ended = (report["bye"] or {}).get("time") or (report["death"].at if report["death"] else time.time())
-        newest: dict[str, list] = {}
+        pid = report.pid
+        ended = report.death.at if report.death else time.time()
+        ended = report.bye.time if report.bye else ended
+        newest: Stacks = {}
         taken = ended
-        if report["alive"] and not report["answered"] and level == FULL and not report["stopped"]:
+        if report.alive and not report.answered and level == FULL and not report.stopped:
             newest = self.stacks_by_signal(pid)
-        elif not report["alive"]:
+        elif not report.alive:
             newest = stacks_in(self.written_stacks(pid).rpartition("Fatal Python error")[2])
             if not newest:
                 newest, taken = self.last_place(pid)
         if not newest:  # those of its last answer
-            newest = report.get("stacks", {})
-            taken = ended if report["answered"] and report["alive"] else report["time"]
-        report["stacks"] = newest
-        report["stacks_age"] = max(0.0, ended - taken)
+            newest = report.stacks
+            taken = ended if report.answered and report.alive else report.time
+        report.stacks = newest
+        report.stacks_age = max(0.0, ended - taken)
 
-    def last_known(self) -> list[dict]:
+    def last_known(self) -> list[Answer]:
         """What was last said, without asking: for a job that has ended."""
         return self.known(self.read("hello"), {})
 
-    def stacks_by_signal(self, pid: int) -> dict[str, list]:
+    def stacks_by_signal(self, pid: int) -> Stacks:
         """Of a process in which a function in C holds the interpreter. Empty if it does not listen."""
         if STACKS_SIGNAL is None or not processes.catches(pid, STACKS_SIGNAL):
             return {}
@@ -150,7 +140,7 @@ class Asked:
                 return stacks_in(self.written_stacks(pid)[len(before) :])
         return {}
 
-    def last_place(self, pid: int) -> tuple[dict[str, list], float]:
+    def last_place(self, pid: int) -> tuple[Stacks, float]:
         """Where a process was before it was gone, and when: its own thread notes it each 0.2 s if it can."""
         path = self.folder / f"place-{pid}.txt"
         with suppress(OSError, ValueError):
@@ -165,9 +155,9 @@ class Asked:
         return ""
 
 
-def stacks_in(text: str) -> dict[str, list]:
+def stacks_in(text: str) -> Stacks:
     """{thread: its stack, innermost call last}, from what faulthandler has written; the main thread first."""
-    threads: dict[str, list] = {}
+    threads: Stacks = {}
     for line in text.splitlines():
         if THREAD.match(line):
             threads[f"thread {len(threads)}"] = []
@@ -180,28 +170,28 @@ def stacks_in(text: str) -> dict[str, list]:
     return {"MainThread" if n == 0 else f"thread {n}": stack for n, stack in enumerate(main_last)}
 
 
-def is_ours(stack: list) -> bool:
+def is_ours(stack: Stack) -> bool:
     return any(frame[0].endswith("sitecustomize.py") and frame[2] == "watch" for frame in stack)
 
 
-def children_of(greeted: Collection[int], parent_of: dict[int, int]) -> dict[int, list[list]]:
-    """{process: [[pid, command, processor seconds, bytes], ...]}: what runs below it without our thread."""
-    children: dict[int, list[list]] = {}
+def children_of(greeted: Collection[int], parent_of: dict[int, int]) -> dict[int, list[Child]]:
+    """{process: what runs below it without our thread}."""
+    children: dict[int, list[Child]] = {}
     for child in parent_of.keys() - set(greeted):
         above = processes.ancestors(child, parent_of)
         nearest = next((ancestor for ancestor in above if ancestor in greeted), None)
         if nearest is not None:
-            use = [processes.cpu_s_of(child), processes.moved_of(child)]
-            children.setdefault(nearest, []).append([child, processes.command_of(child), *use])
+            use = (processes.cpu_s_of(child), processes.moved_of(child))
+            children.setdefault(nearest, []).append(Child(child, processes.command_of(child), *use))
     return children
 
 
-def add_texts(report: dict) -> None:
+def add_texts(report: Answer) -> None:
     """The line of each place: the files are read here, not in the job."""
     linecache.checkcache()
-    bye = report["bye"] or {}
-    handled = report.get("handles", {}).get("place", [])
-    for stack in [*report.get("stacks", {}).values(), report.get("place", []), handled, bye.get("place", [])]:
+    handled = report.handles.place if report.handles else []
+    last = report.bye.place if report.bye else []
+    for stack in [*report.stacks.values(), report.place, handled, last]:
         for place in stack:
             place[3] = place[3] or linecache.getline(place[0], place[1]).strip()
 

@@ -1,5 +1,6 @@
 """Signs of life: processor time and bytes, of a rank's process and of those below it."""
 
+from .answer import Answer
 from .ranks import BUSY, MOVES, nearest_rank
 
 Use = dict[
@@ -9,18 +10,18 @@ ANSWERED, SEEN, SOCKETS = "answered", "seen", "sockets"
 COMPUTING, MOVING = "computes", "reads or writes"
 
 
-def use_of(answers: list[dict]) -> dict[int, Use]:
+def use_of(answers: list[Answer]) -> dict[int, Use]:
     """{process: what it has used}, of all processes of the job that live."""
     uses: dict[int, Use] = {}
     for answer in answers:
-        if answer["alive"]:
-            uses[answer["pid"]] = {SEEN: tuple(answer["use"])}
-            if answer["answered"]:
-                uses[answer["pid"]][ANSWERED] = (answer["cpu_s"], answer["moved"])
-            if answer["answered"] and "sockets" in answer:
-                uses[answer["pid"]][SOCKETS] = (0.0, answer["sockets"])
-        for pid, _, cpu_s, moved in answer["children"]:
-            uses[pid] = {SEEN: (cpu_s, moved)}
+        if answer.alive:
+            uses[answer.pid] = {SEEN: answer.use}
+            if answer.answered:
+                uses[answer.pid][ANSWERED] = (answer.cpu_s, answer.moved)
+            if answer.answered and answer.sockets is not None:
+                uses[answer.pid][SOCKETS] = (0.0, answer.sockets)
+        for child in answer.children:
+            uses[child.pid] = {SEEN: (child.cpu_s, child.moved)}
     return uses
 
 
@@ -37,14 +38,16 @@ def activity(now: Use, before: Use, seconds: float) -> str:
     return MOVING if moved > MOVES * seconds else ""
 
 
-def life(answers: list[dict], rank_pids: set[int], now: dict, before: dict, seconds: float) -> dict[int, str]:
+def life(
+    answers: list[Answer], rank_pids: set[int], now: dict, before: dict, seconds: float
+) -> dict[int, str]:
     """{process of a rank: by what it shows life}; a rank without any sign is not in it."""
     signs: dict[int, str] = {}
     for answer in answers:
-        rank = answer["pid"] if answer["pid"] in rank_pids else nearest_rank(answer, rank_pids)
+        rank = answer.pid if answer.pid in rank_pids else nearest_rank(answer, rank_pids)
         if rank is None:
             continue
-        for pid in [answer["pid"], *(child[0] for child in answer["children"])]:
+        for pid in [answer.pid, *(child.pid for child in answer.children)]:
             does = activity(now[pid], before[pid], seconds) if pid in now and pid in before else ""
             if does and pid == rank:
                 signs[rank] = does

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 from . import processes
+from .answer import Answer, Stacks
 from .inside import FOLDER, FULL, is_own
 from .job import Asked, JobError
 
 PY_SPY_S = 20.0
 
 
-def look_into(pid: int) -> list[dict]:
+def look_into(pid: int) -> list[Answer]:
     """What ``pid`` and the processes below it do, in the form in which a job's processes answer.
 
     Raises:
@@ -30,7 +31,7 @@ def look_into(pid: int) -> list[dict]:
     for member in family:
         folder = Path(processes.variables_of(member).get(FOLDER, "nowhere"))
         if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            return [answer for answer in Asked(folder).ask(FULL) if answer["pid"] in family]
+            return [answer for answer in Asked(folder).ask(FULL) if answer.pid in family]
     py_spy = shutil.which("py-spy")
     if py_spy is None:
         raise JobError(
@@ -50,29 +51,18 @@ def look_into(pid: int) -> list[dict]:
             problems.append(str(error))
             continue
         answers.append(
-            {
-                "pid": member,
-                "parent": alive.get(member, 0),
-                "time": time.time(),
-                "variables": variables,
-                "rank": None,
-                "stacks": stacks,
-                "stacks_age": 0.0,
-                "calls": [],
-                "knows_calls": False,
-                "groups": {},
-                "use": (processes.cpu_s_of(member), processes.moved_of(member)),
-                "cpu_s": processes.cpu_s_of(member),
-                "moved": 0,
-                "ancestors": processes.ancestors(member, alive),
-                "children": [],
-                "death": None,
-                "is_fork": False,
-                "alive": True,
-                "answered": True,
-                "stopped": processes.is_stopped(member),
-                "bye": None,
-            }
+            Answer(
+                pid=member,
+                parent=alive.get(member, 0),
+                time=time.time(),
+                variables=variables,
+                stacks=stacks,
+                knows_calls=False,
+                cpu_s=processes.cpu_s_of(member),
+                use=(processes.cpu_s_of(member), processes.moved_of(member)),
+                ancestors=processes.ancestors(member, alive),
+                stopped=processes.is_stopped(member),
+            )
         )
     if not answers:
         reason = problems[0] if problems else "none of its processes has the variable RANK"
@@ -80,7 +70,7 @@ def look_into(pid: int) -> list[dict]:
     return answers
 
 
-def stacks_by_py_spy(py_spy: str, pid: int) -> dict[str, list]:
+def stacks_by_py_spy(py_spy: str, pid: int) -> Stacks:
     """{name of thread: its stack, innermost call last}."""
     try:
         done = subprocess.run(

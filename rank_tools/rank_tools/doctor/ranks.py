@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .answer import Answer, Child, Stack, Stacks
 from .source import messages_in
 
 BUSY = 0.03  # a process that uses more than this share of a processor computes
@@ -78,7 +79,7 @@ class Rank:
     place_age: float = 0.0  # seconds between then and now, or its end
     waits_in: str = ""  # a function of torch, if a thread is in one that waits
     messages: list[tuple[str, int | None]] = field(default_factory=list)  # (send or recv, the other rank)
-    stacks: dict[str, list] = field(default_factory=dict)
+    stacks: Stacks = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     knows_calls: bool = True  # False: py-spy has seen its stack, and nothing else is known
     groups: dict[str, list[int]] = field(default_factory=dict)
@@ -130,80 +131,80 @@ class Rank:
         return self.pid, self.state, str(sorted(self.status.items())), stands_in
 
 
-def ranks_of(answers: list[dict]) -> dict[int, Rank]:
+def ranks_of(answers: list[Answer]) -> dict[int, Rank]:
     """{rank: Rank}. Of several processes that claim a rank, such as loaders' workers, the topmost one."""
-    claims: dict[int, list[dict]] = {}
+    claims: dict[int, list[Answer]] = {}
     for report in answers:
         number = number_of(report)
         if number is not None:
             claims.setdefault(number, []).append(report)
     chosen = {number: topmost(claims[number]) for number in sorted(claims)}
-    pids = {report["pid"] for report in chosen.values()}
+    pids = {report.pid for report in chosen.values()}
     ranks = {}
     for number, report in chosen.items():
-        below = [other for other in answers if nearest_rank(other, pids) == report["pid"]]
+        below = [other for other in answers if nearest_rank(other, pids) == report.pid]
         ranks[number] = make_rank(number, report, below)
     return ranks
 
 
-def nearest_rank(report: dict, pids: set[int]) -> int | None:
+def nearest_rank(report: Answer, pids: set[int]) -> int | None:
     """The rank's process that a process is below of."""
-    if report["pid"] in pids:
+    if report.pid in pids:
         return None
-    return next((pid for pid in report["ancestors"] if pid in pids), None)
+    return next((pid for pid in report.ancestors if pid in pids), None)
 
 
-def number_of(report: dict) -> int | None:
-    if report.get("rank") is not None:
-        return report["rank"]
-    text = report["variables"].get("RANK", "")
+def number_of(report: Answer) -> int | None:
+    if report.rank is not None:
+        return report.rank
+    text = report.variables.get("RANK", "")
     return int(text) if text.isdigit() else None
 
 
-def topmost(claims: list[dict]) -> dict:
+def topmost(claims: list[Answer]) -> Answer:
     """The process that is the rank: one with a group, if there is any, and with none of them above it."""
-    with_group = [claim for claim in claims if claim.get("rank") is not None]
+    with_group = [claim for claim in claims if claim.rank is not None]
     candidates = with_group or claims
-    pids = {claim["pid"] for claim in candidates}
-    top = [claim for claim in candidates if claim["parent"] not in pids]
-    alive = [claim for claim in top if claim["alive"]]
-    newest_first = sorted(alive or top, key=lambda report: -report["time"])
+    pids = {claim.pid for claim in candidates}
+    top = [claim for claim in candidates if claim.parent not in pids]
+    alive = [claim for claim in top if claim.alive]
+    newest_first = sorted(alive or top, key=lambda report: -report.time)
     return newest_first[0]
 
 
-def make_rank(number: int, report: dict, below: list[dict]) -> Rank:
-    variables = report["variables"]
-    world_size = report.get("world_size") or int(variables.get("WORLD_SIZE", 0) or 0)
-    rank = Rank(number, report["pid"], world_size, state_of(report))
-    rank.problem = report.get("problem", "")
+def make_rank(number: int, report: Answer, below: list[Answer]) -> Rank:
+    variables = report.variables
+    world_size = report.world_size or int(variables.get("WORLD_SIZE", 0) or 0)
+    rank = Rank(number, report.pid, world_size, state_of(report))
+    rank.problem = report.problem
     rank.on_this_machine = ranks_here(variables)
-    rank.stacks = report.get("stacks", {})
-    rank.knows_calls = report.get("knows_calls", True)
-    rank.groups = report.get("groups", {})
-    rank.status = report.get("status", {})
-    rank.arguments = report.get("arguments", {})
-    rank.calls = [make_call(call) for call in report.get("calls", [])]
+    rank.stacks = report.stacks
+    rank.knows_calls = report.knows_calls
+    rank.groups = report.groups
+    rank.status = report.status
+    rank.arguments = report.arguments
+    rank.calls = [make_call(call) for call in report.calls]
     main = main_stack(rank.stacks)
     rank.place = own_place(main)
-    rank.place_age = report.get("stacks_age", 0.0)
+    rank.place_age = report.stacks_age
     if rank.state in ("alive", "silent"):
         if rank.place_age == 0:  # an older stack says nothing of what it waits for now
             look_at_stacks(rank, report, main)
-        if report.get("handles") and rank.state == "alive":
-            rank.handles = f"{report['handles']['error']}, raised at {own_place(report['handles']['place'])}"
-        rank.helpers = [*threads_of(rank.stacks), *processes_of(below, report.get("children", []))]
-    if report["death"] is not None:
-        rank.died, rank.code = report["death"].order, report["death"].code
-    ending = report["bye"] or report
+        if report.handles and rank.state == "alive":
+            rank.handles = f"{report.handles.error}, raised at {own_place(report.handles.place)}"
+        rank.helpers = [*threads_of(rank.stacks), *processes_of(below, report.children)]
+    if report.death is not None:
+        rank.died, rank.code = report.death.order, report.death.code
+    ending = report.bye or report
     if rank.state == "failed":
-        rank.error = ending["error"]
-        rank.place = own_place(ending["place"])
-        if report["bye"]:
-            rank.calls = [make_call(call) for call in report["bye"].get("calls", [])] or rank.calls
+        rank.error = ending.error
+        rank.place = own_place(ending.place)
+        if report.bye:
+            rank.calls = [make_call(call) for call in report.bye.calls] or rank.calls
     return rank
 
 
-def look_at_stacks(rank: Rank, report: dict, main: list) -> None:
+def look_at_stacks(rank: Rank, report: Answer, main: Stack) -> None:
     """What it waits in, and for whom."""
     for stack in rank.stacks.values():
         rank.waits_in = rank.waits_in or waiting_function(stack)
@@ -232,11 +233,10 @@ def message_words(kind: str, peer: int | None) -> str:
     return f"{kind} {to_or_from} {'any rank' if peer is None else f'rank {peer}'}"
 
 
-def messages_of(report: dict, rank: Rank) -> list[tuple[str, int | None]]:
+def messages_of(report: Answer, rank: Rank) -> list[tuple[str, int | None]]:
     """From the stack; from a recorder that notes them, ``nccl:send 0->1``; or from the source."""
-    if report.get("message"):
-        kind, peer = report["message"]
-        return [(kind, peer)]
+    if report.message:
+        return [report.message]
     messages: list[tuple[str, int | None]] = []
     for call in rank.open_calls:
         match = MESSAGE.match(call.kind)
@@ -244,9 +244,9 @@ def messages_of(report: dict, rank: Rank) -> list[tuple[str, int | None]]:
             messages.append((match["kind"], int(match["peer"])))
     if messages or rank.open_calls or rank.waits_in not in ("wait", ""):
         return messages
-    messages = [(kind, peer) for kind, peer in report.get("batches", [])]
+    messages = report.batches
     if rank.waits_in == "wait":
-        for file, line, function, known in report.get("numbers", []):
+        for file, line, function, known in report.numbers:
             messages = messages or messages_in(file, line, function, known, rank.rank, rank.world_size)
     return messages if rank.waits_in == "wait" or is_in_torch(rank) else []
 
@@ -256,24 +256,24 @@ def is_in_torch(rank: Rank) -> bool:
     return bool(stack) and "/torch/distributed/" in stack[-1][0]
 
 
-def state_of(report: dict) -> str:
-    if not report["alive"]:
-        if report["bye"] is None:
+def state_of(report: Answer) -> str:
+    if not report.alive:
+        if report.bye is None:
             return "gone"
-        return "failed" if report["bye"]["error"] else "ended"
-    if report["stopped"]:
+        return "failed" if report.bye.error else "ended"
+    if report.stopped:
         return "stopped"
-    if not report["answered"]:
+    if not report.answered:
         return "silent"
-    has_left = not any(place[4] for place in main_stack(report.get("stacks", {})))
-    return "failed" if report.get("error") and has_left else "alive"
+    has_left = not any(place[4] for place in main_stack(report.stacks))
+    return "failed" if report.error and has_left else "alive"
 
 
-def main_stack(stacks: dict[str, list]) -> list:
+def main_stack(stacks: Stacks) -> Stack:
     return next(iter(stacks.values()), [])
 
 
-def own_place(stack: list) -> Place | None:
+def own_place(stack: Stack) -> Place | None:
     """The innermost line of the reader's own code; without any, of no library that all have; else any."""
     own = [frame for frame in stack if frame[4]]
     others = [frame for frame in stack if "/torch/" not in frame[0] and "-packages/" in frame[0]]
@@ -284,7 +284,7 @@ def own_place(stack: list) -> Place | None:
     return Place(file, line, function, text)
 
 
-def waiting_function(stack: list) -> str:
+def waiting_function(stack: Stack) -> str:
     for _, _, function, _, is_own in stack:
         if function in WAITS_IN and not is_own:
             return WAITS_IN[function]
@@ -295,7 +295,7 @@ def waiting_function(stack: list) -> str:
     return ""
 
 
-def keyboard_of(stack: list, place: Place | None) -> str:
+def keyboard_of(stack: Stack, place: Place | None) -> str:
     """``pdb``, or the name of the function that reads."""
     for frame in stack:
         match = DEBUGGERS.search(frame[0])
@@ -321,7 +321,7 @@ def breakpoint_of(place: Place | None) -> str:
     return ""
 
 
-def threads_of(stacks: dict[str, list]) -> list[str]:
+def threads_of(stacks: Stacks) -> list[str]:
     """Where the other threads are, as far as they are in the reader's own code."""
     lines = []
     for name in list(stacks)[1:]:
@@ -330,22 +330,22 @@ def threads_of(stacks: dict[str, list]) -> list[str]:
     return lines
 
 
-def processes_of(below: list[dict], children: list[list]) -> list[str]:
+def processes_of(below: list[Answer], children: list[Child]) -> list[str]:
     """Where the processes of a rank are, such as a loader's workers; idle ones are left out."""
     lines = []
     for report in below:
-        stack = main_stack(report.get("stacks", {}))
+        stack = main_stack(report.stacks)
         begins = [n for n, frame in enumerate(stack) if frame[2] in STARTS_A_PROCESS]
         stack = stack[begins[-1] + 1 :] if begins else stack
-        if report["alive"] and any(frame[4] for frame in stack):
+        if report.alive and any(frame[4] for frame in stack):
             is_loader = any("torch/utils/data" in frame[0] for frame in stack)
             name = "its loader's worker" if is_loader else "its child process"
             lines.append(f"{name}: {own_place(stack)}")
-    lines += [f"its child process: {command}" for _, command, *_ in children if command]
+    lines += [f"its child process: {child.command}" for child in children if child.command]
     return list(dict.fromkeys(lines))
 
 
-def collective_in(stack: list) -> str:
+def collective_in(stack: Stack) -> str:
     """The function of ``torch.distributed`` that a stack is in. A backward of DDP is not seen in it."""
     for file, _, function, _, _ in stack:
         if file.endswith("torch/distributed/distributed_c10d.py") and not function.startswith("_"):

@@ -84,67 +84,78 @@ def parser() -> Parser:
     told = "Plan the training of a transformer on many GPUs."
     cli = Parser(prog="rank-plan", description=told, epilog=EPILOG, formatter_class=form)
 
-    def options(title: str, kind: Any, **help_of: str) -> None:
+    def options(title: str, kind: Any, help_of: dict[str, str]) -> None:
         group = cli.add_argument_group(title)
-        for name, text in help_of.items():
-            group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
-
-    def flags(**help_of: str) -> None:
-        for name, text in help_of.items():
-            cli.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+        for option, text in help_of.items():
+            group.add_argument(option, type=kind, help=text)
 
     cli.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
-    flags(
-        check="print how far the planner is off for trainings that others have published",
-        json="print plans as JSON",
-        fp8="linear layers multiply in FP8",
-        no_sp="tensor parallelism without sequence parallelism",
-        anyway="show layouts that do not fit into memory, too",
-    )
-    options(
-        "a model",
-        str,
-        model="a name of the list below",
-        config="a config.json of Hugging Face's transformers",
-    )
-    sizes = dict.fromkeys(OWN, "of the model")
-    options(
-        "or its sizes", whole_number, **sizes, kv_heads="(as many as heads)", experts="(none)", chosen="(2)"
-    )
-    options(
-        "how much of it",
-        whole_number,
-        length="tokens of a sequence (the model's own)",
-        global_batch="sequences of all ranks in a step (about 4M or 16M tokens)",
-        gpus="how many",
-        node="GPUs in a node, or in an NVLink domain (8; 72 for gb200 and gb300)",
-        show="so many plans (3)",
-    )
-    options(
-        "numbers such as 2.5 or 15.6T; of a GPU they replace the table's",
-        number,
-        tokens="of the whole training (20 for each parameter)",
-        peak="TFLOP/s in bfloat16, dense",
-        peak8="TFLOP/s in FP8",
-        memory="GiB",
-        bandwidth="TB/s to its memory",
-        link="GB/s to others of its node, in one direction",
-        gemm="GEMM efficiency: the share of the peak that large matrix products get",
-        nic="Gb/s to other nodes (400)",
-        dollars="for an hour (2)",
-        gpu_hours="between failures of one GPU (as Llama 3 saw)",
-        save="seconds that a checkpoint stops all (5)",
-        restart="seconds that a failure costs (600)",
-    )
-    options(
-        "a layout, as far as it is given", whole_number, **dict.fromkeys(SIZES, ""), vpp="stages on a rank"
-    )
-    choices = {"gpu": ("h100", None), "stack": ("megatron", list(STACKS)), "attention": (None, list(KERNELS))}
-    for name, (default, allowed) in choices.items():
-        cli.add_argument(f"--{name}", default=default, choices=allowed, metavar=None if allowed else "NAME")
-    for name, values in CHOICES.items():
-        kind = int if name == "zero" else str
-        cli.add_argument(f"--{name}", type=kind, choices=values, help="3: FSDP" if name == "zero" else None)
+    flags = {
+        "--check": "print how far the planner is off for trainings that others have published",
+        "--json": "print plans as JSON",
+        "--fp8": "linear layers multiply in FP8",
+        "--no-sp": "tensor parallelism without sequence parallelism",
+        "--anyway": "show layouts that do not fit into memory, too",
+    }
+    for option, text in flags.items():
+        cli.add_argument(option, action="store_true", help=text)
+    names = {
+        "--model": "a name of the list below",
+        "--config": "a config.json of Hugging Face's transformers",
+    }
+    options("a model", str, names)
+    sizes = {
+        "--layers": "of the model",
+        "--width": "of the model",
+        "--heads": "of the model",
+        "--ffn": "of the model",
+        "--vocabulary": "of the model",
+        "--kv-heads": "(as many as heads)",
+        "--experts": "(none)",
+        "--chosen": "(2)",
+    }
+    options("or its sizes", whole_number, sizes)
+    amounts = {
+        "--length": "tokens of a sequence (the model's own)",
+        "--global-batch": "sequences of all ranks in a step (about 4M or 16M tokens)",
+        "--gpus": "how many",
+        "--node": "GPUs in a node, or in an NVLink domain (8; 72 for gb200 and gb300)",
+        "--show": "so many plans (3)",
+    }
+    options("how much of it", whole_number, amounts)
+    numbers = {
+        "--tokens": "of the whole training (20 for each parameter)",
+        "--peak": "TFLOP/s in bfloat16, dense",
+        "--peak8": "TFLOP/s in FP8",
+        "--memory": "GiB",
+        "--bandwidth": "TB/s to its memory",
+        "--link": "GB/s to others of its node, in one direction",
+        "--gemm": "GEMM efficiency: the share of the peak that large matrix products get",
+        "--nic": "Gb/s to other nodes (400)",
+        "--dollars": "for an hour (2)",
+        "--gpu-hours": "between failures of one GPU (as Llama 3 saw)",
+        "--save": "seconds that a checkpoint stops all (5)",
+        "--restart": "seconds that a failure costs (600)",
+    }
+    options("numbers such as 2.5 or 15.6T; of a GPU they replace the table's", number, numbers)
+    layout = {
+        "--tp": "",
+        "--cp": "",
+        "--pp": "",
+        "--dp": "",
+        "--replicate": "",
+        "--ep": "",
+        "--etp": "",
+        "--micro-batch": "",
+        "--vpp": "stages on a rank",
+    }
+    options("a layout, as far as it is given", whole_number, layout)
+    cli.add_argument("--gpu", default="h100", metavar="NAME")
+    cli.add_argument("--stack", default="megatron", choices=list(STACKS))
+    cli.add_argument("--attention", choices=list(KERNELS))
+    cli.add_argument("--zero", type=int, choices=CHOICES["zero"], help="3: FSDP")
+    for option in ("--schedule", "--context", "--recompute"):
+        cli.add_argument(option, choices=CHOICES[option[2:]])
     defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3}
     cli.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
     return cli
