@@ -58,6 +58,23 @@ ANSWERS = [
         new="    if rank == 0:\n        dist.all_reduce(total)\n",
         told="the mean of 1797 items is 1077301.7, but this rank found",
     ),
+    Wrong(
+        what="Blocks of neighbours, of a size that is rounded up: the last rank gets too few.",
+        old="range(items)[rank::world_size]",
+        new="range(items)[rank * -(-items // world_size) : (rank + 1) * -(-items // world_size)]",
+        told="of 10 items, the ranks read [4, 4, 2]",
+    ),
+    Wrong(
+        what="Blocks of neighbours, of a size that is rounded down: the last rank takes the rest.",
+        old="""
+        mine = read(range(items)[rank::world_size])
+        """,
+        new="""
+        size = items // world_size
+        mine = read(range(rank * size, items if rank == world_size - 1 else (rank + 1) * size))
+        """,
+        told="of 5 items, the ranks read [1, 1, 3]",
+    ),
     Right(
         what="Blocks of neighbours; sum and count of each rank travel in one tensor.",
         old=MEAN_OF_ALL,

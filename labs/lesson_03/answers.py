@@ -108,6 +108,24 @@ ANSWERS = [
         """,
         told="sent: it begins with 0",
     ),
+    Wrong(
+        what="All is done in exchange, nothing in swap.",
+        old=(SWAP, EXCHANGE),
+        new=(
+            "raise NotImplementedError",
+            """
+            length = torch.tensor([len(outgoing)], device=outgoing.device)
+            length_there = torch.empty_like(length)
+            for mine, theirs in ((length, length_there), (outgoing, None)):
+                theirs = outgoing.new_empty(int(length_there)) if theirs is None else theirs
+                operations = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, theirs, left)]
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+            incoming = theirs
+            """,
+        ),
+        told="exchange is right; swap is not written yet",
+    ),
     Right(
         what="Every second rank receives first, with tags that agree with the order.",
         old=SWAP,

@@ -1,4 +1,4 @@
-"""Check of exercise 03. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
+"""Check of exercise 03. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
 
 import os
 import time
@@ -98,9 +98,24 @@ def judge(answer: ModuleType, group: Group, dtype: torch.dtype) -> None:
             raise Wrong(f"the result is right on gloo; replayed by nccl's rules, it {line}")
 
 
+def judge_swap(answer: ModuleType, group: Group) -> None:
+    """``swap`` by itself: ``exchange`` may do without it."""
+    n = group.world_size
+    left = (group.rank - 1) % n
+    outgoing = torch.full((4,), group.rank, device=group.device)
+    incoming = torch.full_like(outgoing, n)
+    try:
+        answer.swap(outgoing, (group.rank + 1) % n, incoming, left)
+    except NotImplementedError:
+        raise Wrong("exchange is right; swap is not written yet") from None
+    if not (incoming == left).all():
+        raise Wrong(f"exchange is right, but swap does not fill incoming with what rank {left} sends")
+
+
 def verify(answer: ModuleType, group: Group) -> str:
     for dtype in DTYPES:
         judge(answer, group, dtype)
+    judge_swap(answer, group)
     return f"each of {group.world_size} ranks has its left neighbour's tensor, on nccl as well. Well done."
 
 

@@ -1,4 +1,4 @@
-"""Check of exercise 05. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
+"""Check of exercise 05. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
 
 import math
 from collections.abc import Iterator
@@ -15,11 +15,12 @@ from shared.runtime.group import Group
 
 NUMEL = 840  # divides by every number of ranks up to 8
 BASE = 16
+FIRST = 2**24 + 1  # float32 cannot hold it
 
 
 def values_of(rank: int, group: Group) -> torch.Tensor:
-    """Element i of rank r is (i + 1) * 16 ** r: sums are exact, and tell how often each rank is in them."""
-    return torch.arange(1, NUMEL + 1, dtype=torch.float64, device=group.device) * BASE**rank
+    """Element i of rank r is (FIRST + i) * 16 ** r: sums are exact, and tell how often a rank is in them."""
+    return torch.arange(FIRST, FIRST + NUMEL, dtype=torch.float64, device=group.device) * BASE**rank
 
 
 def call(answer: ModuleType, x: torch.Tensor) -> tuple[object, CommRecord]:
@@ -35,9 +36,9 @@ def call(answer: ModuleType, x: torch.Tensor) -> tuple[object, CommRecord]:
 
 def who_is_in(value: float, index: int, n: int) -> str:
     """Says which ranks' numbers are missing from a wrong sum at ``index``, or are in it more than once."""
-    quotient = value / (index + 1)
+    quotient = value / (FIRST + index)
     if quotient != quotient // 1 or not 0 <= quotient < BASE**n:
-        return f"it is {value:g}, expected {(index + 1) * sum(BASE**rank for rank in range(n)):g}"
+        return f"it is {value:g}, expected {(FIRST + index) * sum(BASE**rank for rank in range(n)):g}"
     problems = []
     for rank in range(n):
         times = int(quotient) // BASE**rank % BASE
@@ -73,6 +74,8 @@ def check_sums(result: torch.Tensor, x: torch.Tensor, chunks: list[torch.Tensor]
             )
     if result.isnan().any():
         raise Wrong(f"{int(result.isnan().sum())} of {len(expected)} sums were never written")
+    if torch.allclose(result, expected, rtol=1e-6):
+        raise Wrong(f"{len(off)} of {len(expected)} sums are right to float32 alone; keep the dtype of x")
     first = off[0]
     why = who_is_in(result[first].item(), rank * len(expected) + first, len(chunks))
     raise Wrong(f"{len(off)} of {len(expected)} sums differ; in the first of them {why}")

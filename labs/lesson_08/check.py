@@ -1,4 +1,4 @@
-"""Check of exercise 08. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+"""Check of exercise 08. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
 
 from types import ModuleType
 

@@ -100,6 +100,12 @@ ANSWERS = [
         new="ddp.state_dict",
         told="the file does not fit the model without DDP: it holds ['module.0.weight'",
     ),
+    Wrong(
+        what="Counts the ranks of a run with two.",
+        old="(dist.get_world_size() / BATCH)",
+        new="(2 / BATCH)",
+        told="one process: parameter 0.weight: differs by",
+    ),
     Right(
         what="Saves ddp.module, and counts the test images by themselves.",
         old=("return recognised / seen", "model.state_dict"),

@@ -246,4 +246,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("11_two_generations", verify, ranks=3)
+    check_exercise("11_two_generations", verify, ranks=2)

@@ -54,6 +54,12 @@ ANSWERS = [
         """,
         told="it calls broadcast; send and recv are enough",
     ),
+    Wrong(
+        what="The last rank alone returns something.",
+        old="return loss.detach()",
+        new="return loss.detach() if rank == last else None",
+        told="it returns None on rank 0, expected 0",
+    ),
     Right(
         what="Sends and receives both tensors at once, and calls backward for one after the other.",
         old=solved("15_stage", "forward_backward"),

@@ -1,4 +1,4 @@
-"""Check of exercise 15. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
+"""Check of exercise 15. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
 
 from types import ModuleType
 
@@ -101,6 +101,8 @@ def verify(answer: ModuleType, group: Group) -> str:
         others = set(log.counts()) - {"send", "recv"}
         if others:
             raise Wrong(f"step {step}: it calls {', '.join(sorted(others))}; send and recv are enough")
+        if rank < ranks - 1 and loss != 0:
+            raise Wrong(f"step {step}: it returns {loss!r} on rank {rank}, expected 0: the last has the loss")
         sent = log.bytes("send") if "send" in log.counts() else 0
         if sent != 2 * neighbours * like.nbytes:
             raise Wrong(f"step {step}: it sends {sent:,} bytes, expected {2 * neighbours * like.nbytes:,}")

@@ -119,6 +119,16 @@ ANSWERS = [
         new="whole.gate.weight.detach().chunk(ranks, 0)[rank]",
         told="gate_weight is a view",
     ),
+    Wrong(
+        what="g gathers all summands, which with two ranks costs no more.",
+        old=SUM,
+        new="""
+        parts = [x.new_empty(x.shape) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return sum(parts)
+        """,
+        told="x all_gather",
+    ),
     Right(
         what="Clones as the tensor lies.",
         old=("gradient.clone(memory_format=torch.contiguous_format)", SUM),

@@ -111,6 +111,12 @@ ANSWERS = [
         """,
         told="bytes beside its shard: a whole copy",
     ),
+    Wrong(
+        what="Divides by the ranks of a run with two.",
+        old="mean /= self.ranks",
+        new="mean /= 2",
+        told="step 0, unit 0: gradient of the shard: differs by",
+    ),
     Right(
         what="Its shard is a plain tensor.",
         old="nn.Parameter(self.whole.chunk(self.ranks)[dist.get_rank()].clone())",

@@ -1,4 +1,4 @@
-"""Check of exercise 19. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+"""Check of exercise 19. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
 
 import copy
 import gc

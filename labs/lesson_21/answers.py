@@ -131,6 +131,17 @@ ANSWERS = [
         """,
         told="the gradient of what every rank has is",
     ),
+    Wrong(
+        what="Divides by the ranks of a run with two.",
+        old=AVERAGES,
+        new="""
+        for gradient in dense:
+            dist.all_reduce(gradient)
+        for gradient in [*dense, *experts]:
+            gradient.div_(2)
+        """,
+        told="the gradient of what every rank has: differs by",
+    ),
     Right(
         what="Each row brings the number of its expert in a second exchange.",
         old=(DISPATCH, COMBINE),

@@ -14,7 +14,7 @@ ANSWERS = [
         what="Divides by the labels of all, and so does FSDP by the ranks.",
         old="(loss * dist.get_world_size(group)).backward()",
         new="loss.backward()",
-        told="is 0.333 times that of one process: FSDP divides by the ranks of its mesh, too",
+        told="is 0.25 times that of one process: FSDP divides by the ranks of its mesh, too",
     ),
     Wrong(
         what="Takes the mean of its own labels, and the mean of these means.",
@@ -30,13 +30,13 @@ ANSWERS = [
         what="Counts the labels of copies as well, multiplies by the ranks with tokens of their own.",
         old=("dist.all_reduce(count, group=group)", "dist.all_reduce(loss, group=group)"),
         new=("dist.all_reduce(count)", "dist.all_reduce(loss)"),
-        told="is 0.333 times that of one process: ranks along tp have the same tokens, which count once",
+        told="is 0.25 times that of one process: ranks along tp have the same tokens, which count once",
     ),
     Wrong(
         what="Multiplies by all ranks of the world.",
         old="dist.get_world_size(group)",
         new="dist.get_world_size()",
-        told="is 3 times that of one process",
+        told="is 4 times that of one process",
     ),
     Wrong(
         what="Counts the labels that are ignored, too.",
@@ -48,10 +48,16 @@ ANSWERS = [
         what="Reads rows by the rank of the world, as a sampler does by default.",
         old=OWN_PART,
         new="return batch.chunk(dist.get_world_size())[dist.get_rank()]",
-        told="own_part returns (4, 12), expected are (12, 4)",
+        told="own_part returns (3, 12), expected are (12, 3)",
     ),
     Wrong(
-        what="Takes every third row.",
+        what="Takes its rank in the world for its place in each dimension: right along one of them.",
+        old="mesh.get_local_rank(name)",
+        new="dist.get_rank() % mesh[name].size()",
+        told="mesh {'dp': 2, 'cp': 2, 'tp': 1}: own_part returns other rows or positions",
+    ),
+    Wrong(
+        what="Takes every N-th row.",
         old=OWN_PART,
         new="""
         batch = batch[mesh.get_local_rank("dp") :: mesh["dp"].size()]
@@ -69,7 +75,7 @@ ANSWERS = [
         what="Shards over all ranks, those along tp too.",
         old='joined = mesh["dp", "cp"]._flatten("dp_cp")\n',
         new='joined = mesh._flatten("all")\n',
-        told="all ranks together hold 1 times tokens.weight, expected 3: ranks along tp keep the same",
+        told="all ranks together hold 1 times tokens.weight, expected 4: ranks along tp keep the same",
     ),
     Wrong(
         what="Makes the root the only unit.",

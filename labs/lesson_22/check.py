@@ -1,4 +1,4 @@
-"""Check of exercise 22. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py"""
+"""Check of exercise 22. Run it: torchrun --standalone --nproc-per-node=4 CHECK.py"""
 
 import copy
 from types import ModuleType
@@ -41,10 +41,11 @@ class Net(nn.Module):
 
 def meshes(ranks: int) -> list[Sizes]:
     """All of the ranks along each dimension alone, then two dimensions of two."""
-    shapes = [{"dp": ranks, "cp": 1, "tp": 1}, {"dp": 1, "cp": ranks, "tp": 1}]
+    alone = {"dp": 1, "cp": 1, "tp": 1}
+    shapes = [{**alone, name: ranks} for name in alone]
     if ranks == 4:
         shapes += [{"dp": 2, "cp": 2, "tp": 1}, {"dp": 1, "cp": 2, "tp": 2}]
-    return [*shapes, {"dp": 1, "cp": 1, "tp": ranks}]
+    return shapes
 
 
 def batch_of(step: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,4 +181,4 @@ def verify(answer: ModuleType, group: Group) -> str:
 
 
 if __name__ == "__main__":
-    check_exercise("22_mesh", verify, ranks=3)
+    check_exercise("22_mesh", verify, ranks=4)
