@@ -75,14 +75,14 @@ def late_messages() -> Iterator[list[Arriving | Sent]]:
     """
     launched: list[Arriving | Sent] = []
 
-    def isend(tensor, *arguments, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
+    def isend(tensor, *arguments, **options):
         for other in launched:
             if isinstance(other, Arriving) and not other.delivered and overlap(other.tensor, tensor):
                 raise Wrong("a rank sends what it is still receiving: is there a wait?")
         launched.append(Sent(real["isend"](tensor, *arguments, **options), tensor))
         return launched[-1]
 
-    def irecv(tensor, *arguments, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
+    def irecv(tensor, *arguments, **options):
         result = torch.empty_like(tensor)
         tensor.detach().fill_(math.nan)
         launched.append(Arriving(real["irecv"](result, *arguments, **options), result, tensor, flops))
