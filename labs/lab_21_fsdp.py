@@ -30,7 +30,7 @@ class Block(nn.Module):
         return x + self.mlp(self.attention(x))
 
 
-def exchange_rows(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:  # noqa: ANN001
+def exchange_rows(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:
     return all_to_all_single_autograd(rows, receive, send, group)
 
 
@@ -62,7 +62,7 @@ def clip(parameters: list[nn.Parameter], largest: float) -> None:
         shard.mul_(factor)
 
 
-def train(model: nn.Module, batches: torch.Tensor, numbers: int, clip) -> None:  # noqa: ANN001
+def train(model: nn.Module, batches: torch.Tensor, numbers: int, clip) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for x in batches:
         optimizer.zero_grad()

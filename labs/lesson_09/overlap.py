@@ -23,12 +23,12 @@ class _CallInBackward(torch.autograd.Function):
     """Passes a tensor on as it is, and calls a function when backward comes by."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:  # noqa: ANN001
+    def forward(ctx, x: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
         ctx.function = function
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN001
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.function()
         return gradient, None
 

@@ -202,7 +202,7 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if not operation.is_view and operation is not torch.ops.aten._unsafe_view.default:
             self.count += 1
         return operation(*args, **(kwargs or {}))

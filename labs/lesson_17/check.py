@@ -9,10 +9,9 @@ from torch import nn
 
 from shared.comm.record import least_bytes
 from shared.comm.same_calls import DifferentCalls, SameCalls
-from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
-from shared.training.parity import assert_equal
+from shared.training.judging import compare
 
 TOLERANCE = 1e-12  # float64
 ROUNDING = 1e-5  # of a sum in float32
@@ -53,18 +52,16 @@ def whole_of(whole: Whole, name: str) -> nn.Parameter:
     return getattr(getattr(whole, layer), kind)
 
 
-def compare(what: str, found: torch.Tensor, expected: torch.Tensor, guesses: dict[str, torch.Tensor]) -> None:
-    """Raise ``Wrong`` unless they are equal. ``guesses``: {what was wrong: the values that it leads to}."""
+def compare_sum(
+    what: str, found: torch.Tensor, expected: torch.Tensor, guesses: dict[str, torch.Tensor]
+) -> None:
+    """``compare``, which also tells a sum that was made in float32."""
     try:
-        assert_equal(what, found, expected, TOLERANCE)
-    except ParityError as error:
-        for guess, wrong in guesses.items():
-            same_kind = (wrong.shape, wrong.dtype) == (found.shape, found.dtype)
-            if same_kind and torch.allclose(found, wrong, rtol=0, atol=TOLERANCE):
-                raise Wrong(f"{what} {guess}") from None
+        compare(what, found, expected, guesses, TOLERANCE)
+    except Wrong:
         if found.shape == expected.shape and torch.allclose(found.double(), expected, rtol=0, atol=ROUNDING):
             raise Wrong(f"{what} is right to float32 alone: sum in the type of what comes in") from None
-        raise Wrong(str(error)) from None
+        raise
 
 
 def summand_of(whole: Whole, into_gate: torch.Tensor, into_up: torch.Tensor, group: Group) -> torch.Tensor:
@@ -100,7 +97,7 @@ def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
             indices = torch.arange(group.rank, whole_of(whole, name).shape[dim], group.world_size)
             strided = whole_of(whole, name).detach().index_select(dim, indices.to(group.device))
             guesses["holds each N-th hidden number; expected are consecutive ones"] = strided
-        compare(name, parameter, expected, guesses)
+        compare_sum(name, parameter, expected, guesses)
         held = parameters[name].untyped_storage().nbytes()
         if held != parameters[name].nbytes:
             raise Wrong(f"{name} is a view: it keeps {held} bytes alive for its {parameters[name].nbytes}")
@@ -146,7 +143,7 @@ def verify(answer: ModuleType, group: Group) -> str:
                 "is the mean of the ranks' summands, not their sum": (y_alone - bias) / n + bias,
             }
         )
-        compare("the output", y, y_alone, only_one)
+        compare_sum("the output", y, y_alone, only_one)
         with SameCalls() as backward:
             y.backward(gradient)
     except DifferentCalls as error:
@@ -158,7 +155,7 @@ def verify(answer: ModuleType, group: Group) -> str:
         guesses = {f"is {n} times too large: does a gradient get summed that is whole already?": n * expected}
         if CUT[name] is None:
             guesses[f"is {n} times too small: add the whole bias once, after the sum"] = expected / n
-        compare(f"the gradient of {name}", p.grad, expected, guesses if n > 1 else {})
+        compare_sum(f"the gradient of {name}", p.grad, expected, guesses if n > 1 else {})
     by_all = by_gate + by_up
     sums = {"gate": by_gate.clone(), "up": by_up.clone()}
     for total in sums.values():
@@ -171,7 +168,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     }
     if x_split.grad is None:
         raise Wrong("the input has no gradient")
-    compare("the gradient of the input", x_split.grad, x_alone.grad, guesses if n > 1 else {})
+    compare_sum("the gradient of the input", x_split.grad, x_alone.grad, guesses if n > 1 else {})
     check_functions(answer, group)
     check_traffic("forward", forward, y.nbytes, group)
     check_traffic("backward", backward, x.nbytes, group)

@@ -36,7 +36,7 @@ def late_calls() -> Iterator[list[LateWork]]:
     launched: list[LateWork] = []
 
     def late(call: Callable) -> Callable:
-        def launch(tensor, *others, async_op=False, **options):  # noqa: ANN001, ANN202
+        def launch(tensor, *others, async_op=False, **options):
             if not async_op:
                 return call(tensor, *others, **options)
             result = tensor.detach().clone()

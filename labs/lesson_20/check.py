@@ -13,11 +13,10 @@ from torch.distributed import distributed_c10d
 
 from shared.comm.late import LateWork
 from shared.comm.record import CommRecord, record
-from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 from shared.training.flops import MatmulFlops
-from shared.training.parity import assert_equal
+from shared.training.judging import compare
 
 TOLERANCE = 1e-12  # float64
 BATCH, HEADS, CHUNK, WIDTH = 2, 3, 5, 4
@@ -75,14 +74,14 @@ def late_messages() -> Iterator[list[Arriving | Sent]]:
     """
     launched: list[Arriving | Sent] = []
 
-    def isend(tensor, *arguments, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
+    def isend(tensor, *arguments, **options):
         for other in launched:
             if isinstance(other, Arriving) and not other.delivered and overlap(other.tensor, tensor):
                 raise Wrong("a rank sends what it is still receiving: is there a wait?")
         launched.append(Sent(real["isend"](tensor, *arguments, **options), tensor))
         return launched[-1]
 
-    def irecv(tensor, *arguments, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
+    def irecv(tensor, *arguments, **options):
         result = torch.empty_like(tensor)
         tensor.detach().fill_(math.nan)
         launched.append(Arriving(real["irecv"](result, *arguments, **options), result, tensor, flops))
@@ -113,33 +112,13 @@ def causal(of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch.Tensor:
     return of_queries.unsqueeze(-1) >= of_keys
 
 
-def compare(
-    what: str,
-    found: object,
-    expected: torch.Tensor,
-    guesses: dict[str, torch.Tensor],
-    tolerance: float = TOLERANCE,
-) -> None:
-    """Raise ``Wrong`` unless they are equal. ``guesses``: {what was wrong: the values that it leads to}."""
-    if not isinstance(found, torch.Tensor):
-        raise Wrong(f"{what} is {type(found).__name__}, expected a tensor")
-    try:
-        assert_equal(what, found, expected, tolerance)
-    except ParityError as error:
-        for guess, wrong in guesses.items():
-            same_kind = (wrong.shape, wrong.dtype) == (found.shape, found.dtype)
-            if same_kind and torch.allclose(found, wrong, rtol=0, atol=tolerance):
-                raise Wrong(f"{what} {guess}") from None
-        raise Wrong(str(error)) from None
-
-
 def compare_arrived(
     what: str, found: object, expected: torch.Tensor, guesses: dict[str, torch.Tensor]
 ) -> None:
     """The same for what was made of messages, which are NaN as long as nobody waits for them."""
     if isinstance(found, torch.Tensor) and found.isnan().any():
         raise Wrong(f"{what} has NaN: is something used before the wait for it?")
-    compare(what, found, expected, guesses)
+    compare(what, found, expected, guesses, TOLERANCE)
 
 
 def tensors_of(what: str, result: object, names: tuple[str, ...]) -> tuple:
@@ -270,7 +249,7 @@ def check_weights(answer: ModuleType, whole: Sequence) -> None:
         scores = scores_of(q, k, causal(rows, columns))
         weights = answer.weights_of(q, k, lse, columns is rows)
         guesses = {"add up to 1 over one block: the logsumexp is that of all keys": scores.softmax(-1)}
-        compare("weights_of: the weights", weights, (scores - lse.unsqueeze(-1)).exp(), guesses)
+        compare("weights_of: the weights", weights, (scores - lse.unsqueeze(-1)).exp(), guesses, TOLERANCE)
 
 
 def check_backward(answer: ModuleType, group: Group, whole: Sequence) -> int:

@@ -8,6 +8,12 @@ AVERAGES = solved("21_dispatch", "average_gradients")
 
 ANSWERS = [
     Wrong(
+        what="Returns float32.",
+        old="weights.unsqueeze(-1)).sum(1)",
+        new="weights.unsqueeze(-1)).sum(1).float()",
+        told="torch.float32, expected",
+    ),
+    Wrong(
         what="The weights are detached.",
         old="weights.unsqueeze(-1)",
         new="weights.detach().unsqueeze(-1)",

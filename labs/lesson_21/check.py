@@ -8,10 +8,9 @@ import torch.distributed as dist
 
 from shared.comm.record import Call, CommRecord
 from shared.comm.same_calls import DifferentCalls, SameCalls
-from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
-from shared.training.parity import assert_equal
+from shared.training.judging import compare
 
 TOLERANCE = 1e-12  # float64
 TRAFFIC = 1.1  # bytes sent, as a multiple of the rows that have to travel
@@ -74,17 +73,6 @@ def apply(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return (rows @ matrix).tanh()
 
 
-def compare(what: str, found: torch.Tensor, expected: torch.Tensor, guesses: dict[str, torch.Tensor]) -> None:
-    """Raise ``Wrong`` unless they are equal. ``guesses``: {what was wrong: the values that it leads to}."""
-    try:
-        assert_equal(what, found, expected, TOLERANCE)
-    except ParityError as error:
-        for guess, wrong in guesses.items():
-            if wrong.shape == found.shape and torch.allclose(found, wrong, rtol=0, atol=TOLERANCE):
-                raise Wrong(f"{what} {guess}") from None
-        raise Wrong(str(error)) from None
-
-
 def rows_of(case: Case, expert: int) -> torch.Tensor:
     """Tokens of all ranks that chose ``expert``, by their first number."""
     picked = []
@@ -143,7 +131,7 @@ def check_gradients(
             raise Wrong(f"{what} is missing: no backward leads there; {why}")
         n = group.world_size
         guesses = {f"is divided by {divisor}": expected[name] / divisor for divisor in (n, n * n)}
-        compare(what, gradient, expected[name], guesses)
+        compare(what, gradient, expected[name], guesses, TOLERANCE)
 
 
 def check_averages(
@@ -162,14 +150,14 @@ def check_averages(
     where = f"{case.name}: average_gradients: the gradient of"
     dense = gain_alone.grad / ranks
     guesses = {f"is {ranks} times too large": gain_alone.grad, "is divided twice": dense / ranks}
-    compare(f"{where} what every rank has", gain.grad, dense, guesses)
+    compare(f"{where} what every rank has", gain.grad, dense, guesses, TOLERANCE)
     everybodys = of_experts.clone()
     dist.all_reduce(everybodys, group=beside)
     guesses = {
         f"is {ranks} times too large: it is a sum over the rows of all ranks, not divided yet": of_experts,
         "is mixed with those of other experts": everybodys / ranks,
     }
-    compare(f"{where} the experts", matrices.grad, of_experts / ranks, guesses)
+    compare(f"{where} the experts", matrices.grad, of_experts / ranks, guesses, TOLERANCE)
 
 
 def check_case(answer: ModuleType, case: Case, group: Group, beside: dist.ProcessGroup) -> int:
@@ -204,7 +192,7 @@ def check_case(answer: ModuleType, case: Case, group: Group, beside: dist.Proces
             "is the plain sum of the results: the weights are missing": plain,
             f"is divided by {k}: the weights do that already": outputs[rank] / k,
         }
-        compare(f"{case.name}: the output", output, outputs[rank], guesses)
+        compare(f"{case.name}: the output", output, outputs[rank], guesses, TOLERANCE)
         with SameExchanges(beside):
             output.square().sum().backward()
     except DifferentCalls as error:

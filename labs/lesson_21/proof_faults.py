@@ -56,18 +56,18 @@ class BackwardNotSwapped(ExchangeRows):
     """Sends gradients by the counts of forward."""
 
     @staticmethod
-    def backward(ctx, gradient):  # noqa: ANN001, ANN205
+    def backward(ctx, gradient):
         return exchange(gradient, ctx.send, ctx.receive, ctx.group), None, None, None
 
 
 class LeftAsArrived(ExpertParallelMoE):
     """Takes the rows as they have arrived, rank by rank, for rows that are sorted by expert."""
 
-    def dispatch(self, tokens: torch.Tensor, plan) -> torch.Tensor:  # noqa: ANN001
+    def dispatch(self, tokens: torch.Tensor, plan) -> torch.Tensor:
         rows = tokens[plan.slots // self.router.k]
         return self.exchange_rows(rows, plan.send, plan.receive, self.group)
 
-    def combine(self, rows: torch.Tensor, weights: torch.Tensor, plan) -> torch.Tensor:  # noqa: ANN001
+    def combine(self, rows: torch.Tensor, weights: torch.Tensor, plan) -> torch.Tensor:
         return super().combine(rows[plan.by_expert], weights, plan)
 
 

@@ -289,12 +289,12 @@ def check_scale(truth: dict, group: Group, cfg: Config) -> None:
         assert_equal(f"mean of own tokens: {name}", p.grad, part(name, alone[name]), cfg.tolerance)
 
 
-def by_functional(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:  # noqa: ANN001
+def by_functional(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:
     """torch's exchange with a backward; what the compiler understands, too."""
     return functional.all_to_all_single_autograd(rows, receive, send, group)
 
 
-def by_dist_nn(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:  # noqa: ANN001
+def by_dist_nn(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:
     """The older one, which torch 2.15 calls deprecated."""
     from torch.distributed.nn.functional import all_to_all_single
 

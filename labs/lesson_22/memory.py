@@ -50,7 +50,7 @@ class Memory(PeakByKind):
         self.before_backward: list[list[Note]] = []
         super().__init__(held, optimizer)  # type: ignore[arg-type]  # it has what is asked of a model
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         before = self.peak
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         if self.peak > before:
@@ -94,7 +94,7 @@ class Watch(CommRecord):
         self.memory = memory
         self.job = job
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         calls = len(self.events)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for call in self.events[calls:]:

@@ -60,7 +60,7 @@ def late_all_reduces() -> Iterator[list[LateWork]]:
 
 
 def _late(all_reduce: Callable, launched: list[LateWork]) -> Callable:
-    def late_all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):  # noqa: ANN001, ANN202
+    def late_all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
         if not async_op:
             return all_reduce(tensor, op, group)
         result = tensor.detach().clone()

@@ -81,7 +81,7 @@ class NcclWatch(CommRecord):
         super().__exit__(*failure)
         self._batches.stop()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self._given = (func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -107,7 +107,7 @@ class NcclWatch(CommRecord):
             )
         )
 
-    def _batch(self, batch_isend_irecv, operations: list) -> list:  # noqa: ANN001
+    def _batch(self, batch_isend_irecv, operations: list) -> list:
         self._entry += 1
         self._in_batch = True
         try:

@@ -114,7 +114,7 @@ class CommRecord(TorchDispatchMode):
         """Have torch leave ``__torch_dispatch__`` as it is: to shield it, torch would import its compiler."""
         return False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if any(_is_dtensor(kind) for kind in types):
             return (
@@ -208,11 +208,11 @@ def _is_dtensor(kind: type) -> bool:
     return module is not None and issubclass(kind, module.DTensor)
 
 
-def _parameters(func) -> list[str]:  # noqa: ANN001
+def _parameters(func) -> list[str]:
     return [argument.name for argument in func._schema.arguments]
 
 
-def _call(func, args: tuple, kwargs: dict[str, Any]) -> Call:  # noqa: ANN001
+def _call(func, args: tuple, kwargs: dict[str, Any]) -> Call:
     at = time.perf_counter()
     if func._opname not in KINDS:
         raise NotImplementedError(f"{func} communicates, but this record does not know it")

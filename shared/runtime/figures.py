@@ -5,10 +5,10 @@ import io
 import matplotlib
 
 matplotlib.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from cycler import cycler  # noqa: E402
-from IPython.display import Image, display  # noqa: E402
-from matplotlib.ticker import LogLocator  # noqa: E402
+import matplotlib.pyplot as plt
+from cycler import cycler
+from IPython.display import Image, display
+from matplotlib.ticker import LogLocator
 
 # Okabe and Ito's colours, safe for colour-blind readers, in an order that also steps in grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")

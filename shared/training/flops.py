@@ -27,7 +27,7 @@ class MatmulFlops(TorchDispatchMode):
         """As in ``CommRecord``: without this, torch would import its compiler."""
         return False
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if operation in PRODUCTS:
             left, right = args[-2:]
             self.total += 2 * left.numel() * right.shape[-1]

@@ -49,7 +49,7 @@ class StorageRecorder(TorchDispatchMode):
         """As in ``CommRecord``: without this, torch would import its compiler."""
         return False
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         self._remember((args, kwargs, result))
         self.has_sent = self.has_sent or operation.namespace in NAMESPACES
@@ -149,7 +149,7 @@ class PeakByKind(StorageRecorder):
         self._remember(self._optimizer_state())
         self.reset_peak()
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         before = self.peak
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         if self.peak > before:

@@ -74,7 +74,7 @@ def loader_worker() -> None:
 def debugger() -> None:
     form()
     if RANK == 1:
-        breakpoint()  # noqa: T100  # here debugger call
+        breakpoint()  # here debugger call
     dist.all_reduce(torch.ones(3))  # here debugger
 
 

@@ -1,6 +1,6 @@
 """Around the box of lesson 06: two ranks, and a model with a head for each."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: I001
 import torch
 import torch.distributed as dist
 from around import LONG, told_apart

@@ -1,6 +1,6 @@
 """Around the box of lesson 07: a model that recognises 90 of 100 images, and its evaluation."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: F401, F821
 import torch
 import torch.distributed as dist
 from around import LONG, told_apart

@@ -1,6 +1,6 @@
 """Around the box of lesson 08: a backbone that is frozen at first, and a head."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: F401
 import torch
 import torch.distributed as dist
 from around import LONG, told_apart

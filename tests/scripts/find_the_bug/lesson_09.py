@@ -1,6 +1,6 @@
 """Around the box of lesson 09: a model of one weight, whose gradient is 1 on rank 0 and 3 on rank 1."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: I001
 import torch
 import torch.distributed as dist
 from around import LONG, told_apart

@@ -1,6 +1,6 @@
 """Around the box of lesson 10: 100 images, of which a fifth is for testing."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: F401, F821, I001
 import torch
 import torch.distributed as dist
 from around import LONG, told_apart

@@ -1,6 +1,6 @@
 """Around the box of lesson 11: a checkpoint that holds the weight 5 and momentum."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: F401, F821
 import torch
 import torch.distributed as dist
 from around import FOLDER, LONG, told_apart

@@ -1,6 +1,5 @@
 """Around the box of lesson 12: the loss of rank 1 is small from its third batch on, that of rank 0 is not."""
 
-# ruff: noqa: F401, F821, F841, I001
 from collections.abc import Iterator
 
 import torch

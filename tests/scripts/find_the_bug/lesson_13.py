@@ -1,6 +1,6 @@
 """Around the box of lesson 13: five epochs, and a job that is killed in the fourth and started again."""
 
-# ruff: noqa: F401, F821, F841, I001
+# ruff: noqa: F401
 import torch
 import torch.distributed as dist
 from around import FOLDER, LONG, told_apart
