@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,14 +17,12 @@ from torch.profiler import record_function
 
 from shared.comm.paced import Wire
 from shared.runtime.group import Group
-from shared.runtime.loading import load_file
+
+from lab_09_naive import NaiveDDP
+from lab_09_overlapped import OverlappedDDP
+from lesson_09.proof_flat import FlatDDP
 
 REAL_ALL_REDUCE = dist.all_reduce  # whatever wire is in place
-
-
-def from_lab(name: str, attribute: str) -> Callable:
-    """A class or function of a lab of lesson 09, by the lab's last name."""
-    return getattr(load_file(Path(__file__).resolve().parents[1] / f"lab_09_{name}.py"), attribute)
 
 
 def wrappers(members: dist.ProcessGroup, cap: float | None, wire: Wire | None) -> dict[str, Callable]:
@@ -39,9 +36,9 @@ def wrappers(members: dist.ProcessGroup, cap: float | None, wire: Wire | None) -
 
     return {
         "no communication": lambda model: model,
-        "naive": lambda model: from_lab("naive", "NaiveDDP")(model, members),
-        "flat": lambda model: from_lab("flat", "FlatDDP")(model, members),
-        "overlapped": lambda model: from_lab("overlapped", "OverlappedDDP")(model, cap, members),
+        "naive": lambda model: NaiveDDP(model, members),
+        "flat": lambda model: FlatDDP(model, members),
+        "overlapped": lambda model: OverlappedDDP(model, cap, members),
         "torch": torchs,
     }
 
