@@ -48,21 +48,21 @@ FAULTS: list[Fault] = [
     ),
     *group_of(
         Fault(
-            lab="22_strategies",
+            lab="22_rows_data",
             old="step = steps_of(optimizer, mean_of_rows(job, model))",
             new="step = steps_of(optimizer, mean_of_rows(job, model, 0, 2))",
             told="single, step 0: loss",
             arguments=("--only", "single"),
         ),
         Fault(
-            lab="22_strategies",
+            lab="19_sharding",
             old="        fully_shard(unit, mesh=mesh, **options)\n",
             new="        pass\n",
             told="FSDP: a step calls dp all_gather (1, ",
             arguments=("--only", "FSDP"),
         ),
         Fault(
-            lab="22_strategies",
+            lab="22_rows_sharded",
             old="            block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n",
             new="            pass\n",
             told="FSDP, checkpointing: forward leaves ",
@@ -76,9 +76,9 @@ FAULTS: list[Fault] = [
             arguments=("--only", "PP, 1F1B"),
         ),
         Fault(
-            lab="22_strategies",
-            old="    shard_units(model, model.blocks, joined)\n    sum_gradients_only(model)\n",
-            new="    shard_units(model, model.blocks, joined)\n",
+            lab="22_rows_sequence",
+            old="    shard_units(model, joined)\n    sum_gradients_only(model)\n",
+            new="    shard_units(model, joined)\n",
             told="FSDP x CP, step 0: gradient of",
             arguments=("--only", "FSDP x CP"),
         ),

@@ -20,10 +20,12 @@ from shared.training.parity import assert_equal
 from shared.training.storages import local_of
 
 from lesson_22 import proof_load as by_torch
-from lesson_22.proof_strategies import Truths, fsdp_tp, pp_1f1b
 from lesson_22.proof_table import finish_step, global_norm, gradients_of
 from lesson_22.rows import Config as TableConfig
 from lesson_22.rows import Job, Row
+from lesson_22.rows_pipeline import pp_1f1b
+from lesson_22.rows_tensor import fsdp_tp
+from lesson_22.strategies import Truths
 
 
 @dataclass(frozen=True)

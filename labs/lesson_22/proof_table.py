@@ -28,8 +28,8 @@ from shared.training.one_process import Step, assert_same_training
 from shared.training.storages import local_of
 
 from lesson_22.memory import Held, Memory, Watch, dimension, look_before_backward
-from lesson_22.proof_strategies import Build, Truths, rows_for
 from lesson_22.rows import Config, Job, Row, Traffic, kinds
+from lesson_22.strategies import Build, Truths, rows_for
 
 
 def gradients_of(row: Row) -> dict[str, torch.Tensor]:
