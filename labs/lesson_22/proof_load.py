@@ -72,6 +72,11 @@ def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
     return GPTConfig(16 * ranks, 8 * ranks, 8 * ranks, 2 * ranks, cfg.layers)
 
 
+def new_trial(group: Group, cfg: Config) -> Trial:
+    """The batch is that of all ranks together."""
+    return Trial(gpt_config(group.world_size, cfg), group, replace(cfg, rows=cfg.rows * group.world_size))
+
+
 def layouts(ranks: int) -> list[Sizes]:
     """All meshes of dp x tp; first the one that we save in: both dimensions where that is possible."""
     meshes = [{"dp": ranks // tp, "tp": tp} for tp in range(1, ranks + 1) if ranks % tp == 0]
@@ -280,9 +285,7 @@ def prove_the_open_script(group: Group, cfg: Config) -> None:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         prove_the_open_script(group, cfg)
-        trial = Trial(
-            gpt_config(group.world_size, cfg), group, replace(cfg, rows=cfg.rows * group.world_size)
-        )
+        trial = new_trial(group, cfg)
         alone = train_alone(trial, cfg)
         folder, saved = save(trial, alone, cfg)
         others = [*layouts(group.world_size)[1:], {"dp": 1, "tp": 1}]

@@ -90,10 +90,11 @@ def rows_of_their_own(truths: Truths, cfg: Config) -> str:
 
 def torchs_clipping(group: Group, cfg: Config) -> str:
     """What clip_grad_norm_ says where FSDP and TP have divided some parameters, FSDP alone the others."""
-    model = by_torch.new_model(group, cfg.model, by_torch.one_truth(group, cfg.model))
+    trial = by_torch.new_trial(group, cfg.model)
+    model = trial.model()
     mesh = by_torch.mesh_of({"dp": 2, "tp": group.world_size // 2}, group)
     by_torch.build(model, mesh, cfg.model)
-    by_torch.backward(model, 0, mesh, group, cfg.model)
+    by_torch.loss_of_part(mesh, trial)(model, 0).backward()
     try:
         nn.utils.clip_grad_norm_(model.parameters(), cfg.model.max_norm)
     except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def step_of(loss: torch.Tensor, named: Iterable[tuple[str, nn.Parameter]]) -> St
 def train_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | PlainSGD,
-    loss_of: Callable[[nn.Module, int], torch.Tensor],
+    loss_of: Callable[[Any, int], torch.Tensor],
     steps: int,
     after_backward: Callable[[nn.Module, torch.Tensor], None] | None = None,
 ) -> list[Step]:
