@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 
-def shard_units(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+def shard_units(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> nn.Module:
     """From the inside out: each of ``model.blocks``, then ``model``. ``options`` are those of fully_shard."""
     for unit in model.blocks.children():
         fully_shard(unit, mesh=mesh, **options)

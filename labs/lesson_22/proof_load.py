@@ -19,7 +19,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -42,6 +41,7 @@ from shared.training.trial import LossOf, Trial
 
 from lab_22_mesh import Sizes
 from lab_22_torch import ROWS, WIDTH, Block, parallelize, train_step
+from lesson_19.sharding import shard_units
 
 # It warns that a tensor which is divided over two dimensions takes two all-gathers.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -116,9 +116,7 @@ def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optim
     if mesh is not None and mesh["tp"].size() > 1:
         split_layers(model, mesh["tp"])
     if mesh is not None and mesh["dp"].size() > 1:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
+        shard_units(model, mesh["dp"])
     # Some parameters lie on dp x tp, others on dp alone: foreach, the default on GPUs, refuses the mix.
     return torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps, foreach=False)
 
