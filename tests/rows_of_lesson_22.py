@@ -14,9 +14,9 @@ from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 
-from lesson_22.proof_strategies import Truths, rows_for
 from lesson_22.proof_table import prove, summed
 from lesson_22.rows import Config
+from lesson_22.strategies import Truths, rows_for
 
 LAYOUTS = {
     "single": Layout(micro_batch=8),

@@ -12,7 +12,7 @@ from shared.runtime.errors import CourseError, ParityError
 from shared.training import storages, timeline
 from shared.training.flops import MatmulFlops
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
+from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_steps
 from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind, StorageRecorder
 from shared.training.streams import Device
 from shared.training.timeline import (
@@ -42,7 +42,7 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
 
 def alone(steps: int = 2) -> list[Step]:
     model = gpt()
-    return train_alone(model, torch.optim.SGD(model.parameters(), 0.5), loss_of, steps)
+    return train_steps(model, torch.optim.SGD(model.parameters(), 0.5), loss_of, steps)
 
 
 # --- The transformer ---
@@ -72,7 +72,7 @@ def test_it_learns_and_its_head_is_tied():
     model = gpt()
     assert model.head.weight is model.tokens.weight
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    losses = [step.loss.item() for step in train_alone(model, optimizer, loss_of, 30)]
+    losses = [step.loss.item() for step in train_steps(model, optimizer, loss_of, 30)]
     assert losses[-1] < 0.6 * losses[0]
 
 
@@ -360,10 +360,10 @@ def test_an_error_in_the_work_is_raised():
 
 def test_plain_sgd_is_that_of_torch_to_the_last_bit():
     ours, torchs = gpt(), gpt()
-    steps = train_alone(ours, PlainSGD(ours.parameters(), 0.5), loss_of, 3)
-    expected = train_alone(torchs, torch.optim.SGD(torchs.parameters(), 0.5), loss_of, 3)
+    steps = train_steps(ours, PlainSGD(ours.parameters(), 0.5), loss_of, 3)
+    expected = train_steps(torchs, torch.optim.SGD(torchs.parameters(), 0.5), loss_of, 3)
     assert assert_same_training("plain SGD", steps, expected, tolerance=0.0) == 0.0
-    steps = train_alone(ours, PlainSGD(ours.parameters(), 0.25), loss_of, 3)
+    steps = train_steps(ours, PlainSGD(ours.parameters(), 0.25), loss_of, 3)
     with pytest.raises(ParityError):
         assert_same_training("half the rate", steps, expected, tolerance=0.0)
 

@@ -41,8 +41,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="14_local",
-        old="    flat /= dist.get_world_size()\n",
-        new="",
+        old="            mean_over_ranks(self.params)\n",
+        new="            mean_over_ranks(self.params[1:])\n",
         told="local SGD, H = 1, and SGD on the images of all, step 0:",
     ),
     Fault(

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
 from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.flat import mean_over_ranks
 from shared.comm.record import record
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
@@ -33,16 +33,6 @@ class Config:
     apart: float = 1e-4  # what is not equal differs by more
 
 
-@torch.no_grad()
-def mean_of(tensors: list[torch.Tensor]) -> None:
-    """Replace each tensor by its mean over the ranks; one all-reduce for all of them. Collective."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
 class LocalSGD:
     """Each rank trains alone; after each ``every`` steps all parameters become their mean over the ranks.
 
@@ -59,7 +49,7 @@ class LocalSGD:
     def after_step(self) -> None:
         self.step += 1
         if self.step >= self.first and (self.step - self.first) % self.every == 0:
-            mean_of(self.params)
+            mean_over_ranks(self.params)
 
 
 class DiLoCo:
@@ -78,7 +68,7 @@ class DiLoCo:
         every: int,
         lr: float = 0.7,
         momentum: float = 0.9,
-        mean: Callable[[list[torch.Tensor]], None] = mean_of,
+        mean: Callable[[list[torch.Tensor]], None] = mean_over_ranks,
     ) -> None:
         self.params = list(params)
         self.every = every

@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.flat import mean_over_ranks
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
@@ -82,18 +83,18 @@ class PowerSGD:
         pairs = list(zip(names, gradients, strict=True))
         whole = [gradient for _, gradient in pairs if not self.shrinks(gradient)]
         thin = [(p, gradient.view(len(gradient), -1)) for p, gradient in pairs if self.shrinks(gradient)]
-        mean_of(whole)
+        mean_over_ranks(whole)
         ps = []
         for p, matrix in thin:
             if self.feedback and p in self.errors:
                 matrix += self.errors[p]
             q = self.qs[p] if p in self.qs else self.first_q(matrix)
             ps.append(matrix @ orthonormal(q))
-        mean_of(ps)
+        mean_over_ranks(ps)
         ps = [orthonormal(factor) for factor in ps]
         own_qs = [matrix.T @ basis for (_, matrix), basis in zip(thin, ps, strict=True)]
         qs = [q.clone() for q in own_qs]
-        mean_of(qs)
+        mean_over_ranks(qs)
         for (p, matrix), basis, own_q, q in zip(thin, ps, own_qs, qs, strict=True):
             self.errors[p] = matrix - basis @ own_q.T
             self.qs[p] = q
@@ -115,21 +116,10 @@ class PowerSGD:
         self.step = state["step"]
 
 
-def mean_of(tensors: list[torch.Tensor]) -> None:
-    """Replace each tensor by its mean over the ranks; one all-reduce for all of them."""
-    if not tensors:
-        return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
 def power_sgd(state: PowerSGD, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The hook. It waits for each all-reduce, so all ranks call them in the order of the buckets."""
     if state.step < state.start:
-        mean_of([bucket.buffer()])
+        mean_over_ranks([bucket.buffer()])
     else:
         state.average(bucket.parameters(), bucket.gradients())
     state.step += int(bucket.is_last())
@@ -297,7 +287,7 @@ def check_sum(name: str, training: Training, cfg: Config) -> None:
     for key, p in training.model.named_parameters():
         given = training.given[p].clone()
         waiting = training.hook.waiting(p).clone()
-        mean_of([given, waiting])
+        mean_over_ranks([given, waiting])
         assert_equal(f"sums of {name}, {key}", training.came_back[p] + waiting, given, cfg.tolerance)
 
 

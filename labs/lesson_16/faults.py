@@ -1,6 +1,6 @@
 """Planted faults of lesson 16."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
     # The mean of each micro-batch instead of its share of the whole batch's.
@@ -18,37 +18,6 @@ FAULTS: list[Fault] = [
         new='self.send("gradients", stage - 1, number, 2 * x.grad)',
         told="gpipe: a gradient",
     ),
-    # 1F1B that begins with one forward pass too many.
-    Fault(
-        lab="16_executor",
-        old="warm_up = min(ranks - rank, micro_batches)",
-        new="warm_up = min(ranks - rank + 1, micro_batches)",
-        told="1F1B holds 3 micro-batches at once, expected are 2",
-        run="16_schedules",
-    ),
-    # I that computes the gradients of the parameters, too, and throws them away.
-    Fault(
-        lab="16_halves",
-        old="torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True)",
-        new="torch.autograd.grad(y, [x, *edges, *parameters], gradient, retain_graph=True)[: 1 + len(edges)]",
-        told="I and W cost",
-        ranks=0,
-    ),
-    Fault(
-        lab="16_halves",
-        old="box.tensor = None",
-        new="pass",
-        told="I was to drop what W does not need",
-        ranks=0,
-    ),
-    # W forgets the micro-batches before.
-    Fault(
-        lab="16_halves",
-        old="part if parameter.grad is None else parameter.grad + part",
-        new="part",
-        told="InterleavedZeroBubble, step 0: gradient of ",
-        run="16_schedules",
-    ),
     Fault(
         lab="16_schedules",
         old="dist.all_reduce(self.weight.grad, group=self.group)",
@@ -60,21 +29,6 @@ FAULTS: list[Fault] = [
         old="/ batch.counted",
         new="/ batch.labels[number].numel()",
         told="GPipe, step 0: loss: differs by",
-    ),
-    # The bubble measured by the work, the formula by the whole step.
-    Fault(
-        lab="16_timeline",
-        old='"GPipe": (p - 1) / (m + p - 1)',
-        new='"GPipe": (p - 1) / m',
-        told="by formula 0.3750",
-        ranks=0,
-    ),
-    Fault(
-        lab="16_timeline",
-        old="first_of, *needed)",
-        new="first_of)",
-        told="the devices is 0.0000, not 0.7500",
-        ranks=0,
     ),
     Fault(
         lab="16_torch",
@@ -88,5 +42,49 @@ FAULTS: list[Fault] = [
         old="factor = micro_batches if scale else 1",
         new="factor = 1",
         told="GPipe, scale_grads=True 0.weight: differs by",
+    ),
+    *group_of(
+        # 1F1B that begins with one forward pass too many.
+        Fault(
+            lab="16_executor",
+            old="warm_up = min(ranks - rank, micro_batches)",
+            new="warm_up = min(ranks - rank + 1, micro_batches)",
+            told="1F1B holds 3 micro-batches at once, expected are 2",
+        ),
+        # W forgets the micro-batches before.
+        Fault(
+            lab="16_halves",
+            old="part if parameter.grad is None else parameter.grad + part",
+            new="part",
+            told="InterleavedZeroBubble, step 0: gradient of ",
+        ),
+        run="16_schedules",
+    ),
+    *group_of(
+        # I that computes the gradients of the parameters, too, and throws them away.
+        Fault(
+            lab="16_halves",
+            old="torch.autograd.grad(y, [x, *edges], gradient, retain_graph=True)",
+            new="torch.autograd.grad(y, [x, *edges, *parameters], gradient, retain_graph=True)"
+            "[: 1 + len(edges)]",
+            told="I and W cost",
+        ),
+        Fault(
+            lab="16_halves", old="box.tensor = None", new="pass", told="I was to drop what W does not need"
+        ),
+        # The bubble measured by the work, the formula by the whole step.
+        Fault(
+            lab="16_timeline",
+            old='"GPipe": (p - 1) / (m + p - 1)',
+            new='"GPipe": (p - 1) / m',
+            told="by formula 0.3750",
+        ),
+        Fault(
+            lab="16_timeline",
+            old="first_of, *needed)",
+            new="first_of)",
+            told="the devices is 0.0000, not 0.7500",
+        ),
+        ranks=0,
     ),
 ]

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.runtime.errors import CourseError
@@ -23,6 +22,7 @@ from shared.training.gpt import Block, GPTConfig
 from shared.training.storages import StorageRecorder
 
 from lab_16_executor import Pipeline
+from lesson_16.stage import Stage
 
 
 def where_parameters_enter(
@@ -175,24 +175,8 @@ class Config:
     rows: int = 2  # of a micro-batch
 
 
-class Stage(nn.Module):
-    """Some blocks of a GPT. ``calls`` counts how often a block goes forward."""
-
-    def __init__(self, cfg: GPTConfig, recompute: bool = False) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.layers))
-        self.recompute = recompute
-        self.calls = 0
-        for block in self.blocks:
-            block.register_forward_pre_hook(self.count)
-
-    def count(self, *_: Any) -> None:
-        self.calls += 1
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        return x
+def middle_stage(cfg: GPTConfig, recompute: bool = False) -> Stage:
+    return Stage({str(i): Block(cfg) for i in range(cfg.layers)}, recompute=recompute)
 
 
 class Operators(TorchDispatchMode):
@@ -218,7 +202,7 @@ def work_of(rows: int, cfg: Config) -> dict[str, tuple[int, int]]:
         work[kind] = (flops.get_total_flops(), operators.count)
         return result
 
-    stage = Stage(cfg.gpt)
+    stage = middle_stage(cfg.gpt)
     x = torch.randn(rows, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
     y = measured("F", partial(stage, x))
     gradient = torch.randn_like(y)
@@ -240,7 +224,7 @@ def costs(cfg: Config) -> dict[str, float]:
 
 def kept_bytes(cfg: Config, drop: bool = True, recompute: bool = False) -> dict[str, int]:
     """Bytes that are alive because of one micro-batch: after F, and between I and W."""
-    stage = Stage(cfg.gpt, recompute)
+    stage = middle_stage(cfg.gpt, recompute)
     parameters = list(stage.parameters())
     saved: WeakSet = WeakSet()
     with StorageRecorder(parameters) as memory:
@@ -262,14 +246,17 @@ def kept_bytes(cfg: Config, drop: bool = True, recompute: bool = False) -> dict[
 
 def forward_passes_again(cfg: Config) -> dict[str, int]:
     """How many blocks go forward once more in B, I and W when each block recomputes its activations."""
-    stage = Stage(cfg.gpt, recompute=True)
+    stage = middle_stage(cfg.gpt, recompute=True)
     x = torch.randn(cfg.rows, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
+    calls: list[nn.Module] = []  # blocks, each time that one goes forward
+    for block in stage.blocks.values():
+        block.register_forward_pre_hook(lambda module, _: calls.append(module))
     again = {}
 
     def counted(kind: str, action: Callable) -> Any:
-        stage.calls = 0
+        calls.clear()
         result = action()
-        again[kind] = stage.calls
+        again[kind] = len(calls)
         return result
 
     y = stage(x)

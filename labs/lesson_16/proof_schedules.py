@@ -6,6 +6,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_16/proof_sched
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,13 +19,14 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, IGNORED, Block, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
+from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
+from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_steps
 from shared.training.schedules import order_table, simulate, stages_of
 from shared.training.storages import OTHER, PeakByKind
 
 from lab_16_executor import Action, gpipe, one_f_one_b
 from lesson_16.proof_halves import SplitPipeline
+from lesson_16.stage import new_stage
 
 BY_HAND = {"GPipe": gpipe, "1F1B": one_f_one_b}
 FROM_TORCH = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
@@ -39,34 +41,6 @@ class Config:
     tolerance: float = 1e-12  # float64
 
 
-class Stage(nn.Module):
-    """Stage ``number`` of ``stages`` of the GPT; its parameters bear the names that they have in the GPT.
-
-    The first stage takes tokens, (rows, length), the others activations, (rows, length, width). The last one
-    makes logits, (rows, length, vocabulary). The weight that the GPT uses at both ends lies in both stages.
-    """
-
-    def __init__(self, cfg: GPTConfig, number: int, stages: int) -> None:
-        super().__init__()
-        self.first = number == 0
-        self.last = number == stages - 1
-        mine = range(cfg.layers * number // stages, cfg.layers * (number + 1) // stages)
-        self.blocks = nn.ModuleDict({str(i): Block(cfg) for i in mine})
-        if self.first or self.last:
-            self.tokens = nn.Embedding(cfg.vocabulary, cfg.width, dtype=cfg.dtype)
-        if self.first:
-            self.positions = nn.Embedding(cfg.context, cfg.width, dtype=cfg.dtype)
-        if self.last:
-            self.norm = nn.LayerNorm(cfg.width, dtype=cfg.dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.first:
-            x = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks.values():
-            x = block(x)
-        return F.linear(self.norm(x), self.tokens.weight) if self.last else x
-
-
 class TiedWeight:
     """Keeps the embedding of the first and of the last stage one weight, wherever the two lie."""
 
@@ -79,6 +53,8 @@ class TiedWeight:
             own = [stages[number] for number in (0, len(owner) - 1) if number in stages]
             for stage in own:
                 stage.tokens = own[0].tokens  # both ends on one rank: the same module, nothing to send
+                if stage.last:
+                    stage.head.weight = stage.tokens.weight
             self.weight = own[0].tokens.weight
         self.apart = len(ends) == 2
 
@@ -96,10 +72,10 @@ class TiedWeight:
 class Counted(SplitPipeline):
     """A pipeline that also counts the bytes which it keeps for the backward passes still to come."""
 
-    def step(self, *args, **kwargs) -> torch.Tensor:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.of_one = 0  # bytes of the first micro-batch, after its first forward pass
         self.peak_saved = 0
-        return super().step(*args, **kwargs)
 
     def do(self, kind: str, stage: int, number: int) -> None:
         super().do(kind, stage, number)
@@ -168,7 +144,7 @@ class Trainer:
         self.owner = owners(plan)
         torch.manual_seed(1 + group.rank)  # ranks begin with different numbers
         own = [number for number, rank in enumerate(self.owner) if rank == group.rank]
-        self.stages = {n: Stage(cfg.gpt, n, len(self.owner)).to(group.device) for n in own}
+        self.stages = {n: new_stage(cfg.gpt, n, len(self.owner)).to(group.device) for n in own}
         self.tied = TiedWeight(self.stages, self.owner)
         self.tied.make_equal()
         patience = timedelta(seconds=cfg.patience_s)
@@ -237,7 +213,7 @@ def truth_of(trainer: Trainer, batches: list[Batch]) -> list[Step]:
 
     alone = trainer.whole()
     optimizer = PlainSGD(alone.parameters(), trainer.cfg.learning_rate)
-    return train_alone(alone, optimizer, loss_of, len(batches))
+    return train_steps(alone, optimizer, loss_of, len(batches))
 
 
 def prove(name: str, group: Group, cfg: Config) -> dict:

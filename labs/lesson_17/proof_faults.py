@@ -20,49 +20,35 @@ from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
-from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import assert_same_training, train_alone
+from shared.training.gpt import GPT, GPTConfig, loss_sum
+from shared.training.one_process import assert_same_training
 from shared.training.parity import assert_same_on_every_rank
+from shared.training.trial import LossOf, Trial
 
 from lesson_17 import proof_gpt as tp
 from lesson_17 import proof_plans as plans
 from lesson_17.proof_gpt import Config
 
 
-class Setting:
+class Setting(Trial):
     """What each mistake starts from: a truth that all ranks have, and how one process trains from it."""
 
     def __init__(self, group: Group, mesh: DeviceMesh, cfg: Config) -> None:
-        self.group = group
-        self.mesh = mesh
-        self.cfg = cfg
         # All the heads fit into a rank's width, so that forgetting to divide them raises no error.
-        self.sizes = replace(tp.gpt_config(group.world_size, cfg), width=2 * group.world_size**2)
-        self.truth = tp.one_truth(self.sizes, group).state_dict()
+        super().__init__(
+            replace(tp.gpt_config(group.world_size, cfg), width=2 * group.world_size**2), group, cfg
+        )
+        self.mesh = mesh
 
-    def model(self) -> GPT:
-        model = GPT(self.sizes).to(self.group.device)
-        model.load_state_dict(self.truth)
-        return model
-
-    def batch(self, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch_of(self, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Another batch for each rank."""
-        tokens, labels = token_batch(self.sizes, self.cfg.rows, 100 * rank + step)
-        return tokens.to(self.group.device), labels.to(self.group.device)
+        return self.batch(100 * rank + step)
 
-    def verdict(
-        self, model: GPT, loss_of: Callable | None = None, loss_of_one: Callable | None = None
-    ) -> str:
+    def outcome(self, model: GPT, loss_of: LossOf | None = None, loss_of_one: LossOf | None = None) -> str:
         """What parity says of a model that is split by hand, after each of some steps."""
-        ours = tp.train(model, loss_of or tp.loss_split(dist.group.WORLD, self.cfg), self.cfg)
-        whole = self.model()
-        sgd = torch.optim.SGD(whole.parameters(), self.cfg.lr)
-        alone = train_alone(whole, sgd, loss_of_one or tp.loss_alone(self.cfg), self.cfg.steps)
-        try:
-            assert_same_training("parity", ours, alone, self.cfg.tolerance, tp.part_in(dist.group.WORLD))
-        except ParityError as error:
-            return str(error).split(" by ")[0]
-        return "parity: equal"
+        ours = self.train(model, loss_of or tp.loss_split(dist.group.WORLD, self))
+        alone = self.train(self.model(), loss_of_one or self.loss_alone)
+        return self.verdict(ours, alone, tp.part_in(dist.group.WORLD))
 
 
 def error_of(function: Callable, *args) -> str:
@@ -76,14 +62,14 @@ def error_of(function: Callable, *args) -> str:
 
 def no_f(here: Setting) -> str:
     model = tp.split_gpt(here.model(), dist.group.WORLD, enter=lambda x, _: x)
-    return here.verdict(model)
+    return here.outcome(model)
 
 
 def no_division_of_heads(here: Setting) -> str:
     model = tp.split_gpt(here.model(), dist.group.WORLD)
     for block in model.blocks:
         block.attention.heads = here.sizes.heads  # as many as before, each 1/N as wide
-    return here.verdict(model)
+    return here.outcome(model)
 
 
 def a_batch_per_rank(here: Setting) -> str:
@@ -91,22 +77,22 @@ def a_batch_per_rank(here: Setting) -> str:
     ranks = here.group.world_size
 
     def split(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = here.batch(here.group.rank, step)
+        tokens, labels = here.batch_of(here.group.rank, step)
         return tp.vocabulary_parallel_loss_sum(model(tokens), labels, dist.group.WORLD) / labels.numel()
 
     def of_rank_0(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = here.batch(0, step)
+        tokens, labels = here.batch_of(0, step)
         return loss_sum(model(tokens), labels) / labels.numel()
 
     def of_all(model: GPT, step: int) -> torch.Tensor:
-        batches = [here.batch(rank, step) for rank in range(ranks)]
+        batches = [here.batch_of(rank, step) for rank in range(ranks)]
         losses = [loss_sum(model(tokens), labels) / labels.numel() for tokens, labels in batches]
         return torch.stack(losses).mean()
 
     verdicts = []
     for alone in (of_rank_0, of_all):
         model = tp.split_gpt(here.model(), dist.group.WORLD)
-        verdicts.append(here.verdict(model, split, alone))
+        verdicts.append(here.outcome(model, split, alone))
     if verdicts[0] != verdicts[1]:
         return f"{verdicts[0]}; {verdicts[1]}"
     return f"{verdicts[0]}, beside rank 0's batch and beside all"
@@ -133,12 +119,8 @@ def a_typo_in_the_plan(here: Setting) -> str:
         warnings.simplefilter("always")
         model = plans.parallelized(here.model(), here.mesh, plan)
     warned = {str(warning.message).split(":")[1].split(" in module")[0].strip() for warning in caught}
-    ours, _ = plans.train(model, tp.loss_alone(here.cfg), here.cfg.steps, here.cfg.lr)
-    whole = here.model()
-    alone = train_alone(
-        whole, torch.optim.SGD(whole.parameters(), here.cfg.lr), tp.loss_alone(here.cfg), len(ours)
-    )
-    assert_same_training("a typo", ours, alone, here.cfg.tolerance)
+    ours, _ = plans.train(model, here.loss_alone, here.cfg.steps, here.cfg.lr)
+    assert_same_training("a typo", ours, here.alone(), here.cfg.tolerance)
     complaint = error_of(plans.assert_carried_out, model)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it shows the error, too
     plan = plans.plan_of(sequence=False)
@@ -146,7 +128,7 @@ def a_typo_in_the_plan(here: Setting) -> str:
     with warnings.catch_warnings(), plans.loss_parallel():
         warnings.simplefilter("ignore")
         model = plans.parallelized(here.model(), here.mesh, plan)
-        refusal = error_of(tp.loss_alone(here.cfg), model, 0)
+        refusal = error_of(here.loss_alone, model, 0)
     return f"warns: {', '.join(warned)}; parity: equal; our check: {complaint}; in one layer alone: {refusal}"
 
 
@@ -161,9 +143,7 @@ def the_tie_is_lost(here: Setting) -> str:
 def what_the_plan_does_not_name(here: Setting) -> str:
     """Each rank has a seed of its own. A plan sends rank 0's numbers of what it splits, and no others."""
     torch.manual_seed(here.group.rank)
-    model = plans.parallelized(
-        GPT(here.sizes).to(here.group.device), here.mesh, plans.plan_of(sequence=False)
-    )
+    model = plans.parallelized(here.new(), here.mesh, plans.plan_of(sequence=False))
     assert_same_on_every_rank("parameter", [("norm.weight", model.norm.weight)])  # ones
     assert_same_on_every_rank("parameter", [("tokens.weight", plans.full(model.tokens.weight))])
     try:
@@ -177,13 +157,13 @@ def loss_outside_of_its_context(here: Setting) -> str:
     # Over gloo torch mentions that it gathers in place of an all-to-all, on its way to the error.
     logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
     model = plans.parallelized(here.model(), here.mesh, plans.plan_of(sequence=False))
-    return error_of(tp.loss_alone(here.cfg), model, 0)
+    return error_of(here.loss_alone, model, 0)
 
 
 def one_call_for_all_parameters(here: Setting) -> str:
     model = plans.parallelized(here.model(), here.mesh, plans.plan_of(sequence=False))
     with plans.loss_parallel():
-        tp.loss_alone(here.cfg)(model, 0).backward()
+        here.loss_alone(model, 0).backward()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=True)
     return error_of(optimizer.step)
 

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, IGNORED, Block, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
+from shared.training.gpt import GPT, IGNORED, Block, GPTConfig
+from shared.training.one_process import Step, assert_same_training
+from shared.training.trial import LossOf, Trial
 
 from lab_17_mlp import ColumnParallelLinear, CopyToRanks, RowParallelLinear, SumOverRanks, part_of
 
@@ -40,13 +40,6 @@ class Config:
 def gpt_config(ranks: int, cfg: Config, dropout: float = 0.0) -> GPTConfig:
     """Sizes that ``ranks`` divides."""
     return GPTConfig(16 * ranks, 8 * ranks, 8 * ranks, 2 * ranks, cfg.layers, dropout)
-
-
-def one_truth(cfg: GPTConfig, group: Group) -> GPT:
-    """The same whole GPT on all ranks. Each rank has a seed of its own, so rank 0's numbers are sent."""
-    model = GPT(cfg).to(group.device)
-    broadcast_from_rank_0(model.parameters())
-    return model
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -134,46 +127,16 @@ def part_in(group: dist.ProcessGroup) -> Callable[[str, torch.Tensor], torch.Ten
     return part
 
 
-def batch_of(model: GPT, step: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels: the same on all ranks, because all of them work on one and the same model."""
-    tokens, labels = token_batch(model.cfg, cfg.rows, step)
-    device = model.positions.weight.device
-    return tokens.to(device), labels.to(device)
+def loss_split(group: dist.ProcessGroup, trial: Trial) -> LossOf:
+    """The loss of the whole batch. All ranks read it, because all of them work on one and the same model."""
 
-
-def loss_alone(cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
     def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = batch_of(model, step, cfg)
-        return loss_sum(model(tokens), labels) / labels.numel()
-
-    return loss_of
-
-
-def loss_split(group: dist.ProcessGroup, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = batch_of(model, step, cfg)
+        tokens, labels = trial.batch(step)
         logits = model(tokens)
         assert logits.shape[-1] * dist.get_world_size(group) == model.cfg.vocabulary, "logits were gathered"
         return vocabulary_parallel_loss_sum(logits, labels, group) / labels.numel()
 
     return loss_of
-
-
-def train(
-    model: GPT, loss_of: Callable, cfg: Config, after_backward: Callable[[GPT], None] | None = None
-) -> list[Step]:
-    """As ``train_alone``, with something that happens between backward and the step."""
-    optimizer = PlainSGD(model.parameters(), cfg.lr)
-    done = []
-    for number in range(cfg.steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, number)
-        loss.backward()
-        if after_backward is not None:
-            after_backward(model)
-        optimizer.step()
-        done.append(step_of(loss, model.named_parameters()))
-    return done
 
 
 def calls_of_block(block: Block, x: torch.Tensor) -> dict[str, dict[str, int]]:
@@ -215,26 +178,19 @@ def check_step(model: GPT, loss_of: Callable, cfg: Config) -> dict[str, int]:
     return counted
 
 
-def reference(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> list[Step]:
-    """Training in one process."""
-    model = GPT(sizes).to(group.device)
-    model.load_state_dict(truth)
-    return train_alone(model, PlainSGD(model.parameters(), cfg.lr), loss_alone(cfg), cfg.steps)
-
-
-def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Config) -> dict:
+def compare(ranks: int, trial: Trial, alone: list[Step], cfg: Config) -> dict:
     """Train the GPT on groups of ``ranks``, each of which holds all of it, and hold it against ``alone``."""
-    sizes = gpt_config(group.world_size, cfg)
+    group = trial.group
     mesh = init_device_mesh(group.device.type, (group.world_size // ranks, ranks))
     members = mesh.get_group(1)
-    model = GPT(sizes).to(group.device)
-    model.load_state_dict(truth)
+    model = trial.model()
     whole = sum(p.numel() for p in model.parameters())
     split_gpt(model, members)
     calls = check_block(model, group, cfg)
     model.zero_grad()
-    step = check_step(model, loss_split(members, cfg), cfg)
-    ours = train(model, loss_split(members, cfg), cfg)
+    loss_of = loss_split(members, trial)
+    step = check_step(model, loss_of, cfg)
+    ours = trial.train(model, loss_of)
     assert_same_training(f"GPT over {ranks} ranks", ours, alone, cfg.tolerance, part_in(members))
     held = sum(p.numel() for p in model.parameters())
     return {"block": calls, "step": step, "held": held, "whole": whole}
@@ -251,13 +207,12 @@ def tell(ranks: int, result: dict, cfg: Config) -> None:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
-        sizes = gpt_config(group.world_size, cfg)
-        truth = one_truth(sizes, group).state_dict()
-        alone = reference(sizes, truth, group, cfg)
+        trial = Trial(gpt_config(group.world_size, cfg), group, cfg)
+        alone = trial.alone()
         results = {}
         for ranks in range(2, group.world_size + 1):
             if group.world_size % ranks == 0:
-                results[str(ranks)] = compare(ranks, truth, alone, group, cfg)
+                results[str(ranks)] = compare(ranks, trial, alone, cfg)
                 tell(ranks, results[str(ranks)], cfg)
         record_results("17_gpt", results)
 

@@ -28,8 +28,9 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, MLP, GPTConfig
-from shared.training.one_process import Step, assert_same_training, step_of, train_alone
+from shared.training.gpt import GPT, MLP, GPTConfig, token_batch
+from shared.training.one_process import Step, assert_same_training, step_of, train_steps
+from shared.training.trial import Trial
 
 from lab_17_torch import plan_of_block
 from lesson_17 import proof_gpt as tp
@@ -196,7 +197,7 @@ def chain_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[s
     }
 
     def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        tokens, labels = tp.token_batch(model.cfg, cfg.rows, step)
+        tokens, labels = token_batch(model.cfg, cfg.rows, step)
         logits = model(tokens.to(group.device))
         return F.cross_entropy(logits.flatten(0, 1), labels.to(group.device).flatten())
 
@@ -206,7 +207,7 @@ def chain_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[s
     for name, (plan, split_loss) in plans.items():
         model = Chain(sizes).to(group.device)
         model.load_state_dict(truth)
-        alone = train_alone(model, torch.optim.SGD(model.parameters(), cfg.lr), loss_of, cfg.steps)
+        alone = train_steps(model, torch.optim.SGD(model.parameters(), cfg.lr), loss_of, cfg.steps)
         model = Chain(sizes).to(group.device)
         model.load_state_dict(truth)
         parallelize_module(model, mesh, plan)
@@ -234,18 +235,14 @@ def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str
             ),
         ),
     }
-    sizes = tp.gpt_config(group.world_size, cfg)
-    truth = tp.one_truth(sizes, group).state_dict()  # a plan sends rank 0's numbers of what it splits only
-    model = GPT(sizes).to(group.device)
-    model.load_state_dict(truth)
-    alone = tp.train(model, tp.loss_alone(cfg), cfg)
+    # One truth, although a plan sends rank 0's numbers: it does so for what it splits only.
+    trial = Trial(tp.gpt_config(group.world_size, cfg), group, cfg)
+    alone = trial.alone()
     calls = {}
     for name, (plan, expected) in plans.items():
-        model = GPT(sizes).to(group.device)
-        model.load_state_dict(truth)
-        parallelized(model, mesh, plan)
+        model = parallelized(trial.model(), mesh, plan)
         assert_carried_out(model)
-        ours, calls[name] = train(model, tp.loss_alone(cfg), cfg.steps, cfg.lr)
+        ours, calls[name] = train(model, trial.loss_alone, cfg.steps, cfg.lr)
         assert_same_training(name, ours, alone, cfg.tolerance)
         check_calls(f"GPT, {name}", calls[name], *expected)
         if isinstance(model.norm.weight, DTensor) and not model.norm.weight.grad.placements[0].is_partial():

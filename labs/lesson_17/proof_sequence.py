@@ -11,10 +11,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from shared.comm.flat import sum_over_ranks
 from shared.comm.kernel import wire_bytes
 from shared.comm.record import record
 from shared.runtime.errors import CourseError, ParityError
-from shared.runtime.group import Group, process_group
+from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -22,6 +23,7 @@ from shared.training.gpt import GPT, Block
 from shared.training.one_process import Step, assert_same_training
 from shared.training.parity import assert_same_on_every_rank
 from shared.training.storages import OTHER, PARAMETERS, PeakByKind
+from shared.training.trial import Trial
 
 from lesson_17 import proof_gpt as tp
 
@@ -90,10 +92,7 @@ def sum_gradients_of_whole_parameters(model: GPT, group: dist.ProcessGroup, but_
     """Norms, positions and the biases of rows saw only a part of the sequence here: add the others' up."""
     whole = {name: p for name, p in model.named_parameters() if not is_split(name)}
     gradients = [p.grad for name, p in whole.items() if but_not not in name]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
+    sum_over_ranks(gradients, group)
 
 
 def is_split(name: str) -> bool:
@@ -125,9 +124,9 @@ def seeded(loss_of: Callable, own: int = 0) -> Callable:
     return loss_of_step
 
 
-def fresh(truth: dict, group: Group, cfg: Config, dropout: float = 0.0) -> GPT:
-    model = GPT(tp.gpt_config(group.world_size, cfg, dropout)).to(group.device)
-    model.load_state_dict(truth)
+def with_dropout(model: GPT, cfg: Config) -> GPT:
+    for block in model.blocks:
+        block.dropout.p = cfg.dropout
     return model
 
 
@@ -140,18 +139,16 @@ def outcome(name: str, ours: list[Step], alone: list[Step], cfg: Config) -> str:
     return f"{name}: equal to one process after each of {cfg.steps} steps"
 
 
-def compare_training(truth: dict, group: Group, cfg: Config) -> None:
+def compare_training(trial: Trial, cfg: Config) -> None:
     """Sequence parallelism beside one process, and without the sum of LayerNorm's gradients."""
     members = dist.group.WORLD
-    alone = tp.train(fresh(truth, group, cfg), tp.loss_alone(cfg), cfg)
+    alone = trial.alone()
 
     for name, but_not in (("sequence parallel", "nothing"), ("LayerNorm's gradients not summed", "norm")):
-        model = split_sequence(fresh(truth, group, cfg), members)
-        ours = tp.train(
-            model,
-            tp.loss_split(members, cfg),
-            cfg,
-            lambda gpt, but_not=but_not: sum_gradients_of_whole_parameters(gpt, members, but_not),
+        ours = trial.train(
+            split_sequence(trial.model(), members),
+            tp.loss_split(members, trial),
+            lambda gpt, _, but_not=but_not: sum_gradients_of_whole_parameters(gpt, members, but_not),
         )
         verdict = outcome(name, ours, alone, cfg)
         print_on_rank_0(verdict)
@@ -159,23 +156,17 @@ def compare_training(truth: dict, group: Group, cfg: Config) -> None:
             raise CourseError(f"{verdict}, which is not what this lab shows")
 
 
-def compare_dropout(truth: dict, group: Group, cfg: Config) -> None:
+def compare_dropout(trial: Trial, cfg: Config) -> None:
     """Where activations are whole, all ranks must drop the same; where each has a part, not the same."""
-    members = dist.group.WORLD
-    model = fresh(truth, group, cfg, cfg.dropout)
-    alone = tp.train(model, seeded(tp.loss_alone(cfg)), cfg)
-    model = tp.split_gpt(fresh(truth, group, cfg, cfg.dropout), members)
-    ours = tp.train(model, seeded(tp.loss_split(members, cfg)), cfg)
+    group, members = trial.group, dist.group.WORLD
+    of_split = seeded(tp.loss_split(members, trial))
+    alone = trial.train(with_dropout(trial.model(), cfg), seeded(trial.loss_alone))
+    ours = trial.train(tp.split_gpt(with_dropout(trial.model(), cfg), members), of_split)
     same_seed = outcome("dropout on whole activations, one seed", ours, alone, cfg)
-    model = split_sequence(fresh(truth, group, cfg, cfg.dropout), members)
+    model = split_sequence(trial.model(), members)
     for block in model.blocks:
         block.dropout = DropoutOfPart(cfg.dropout, members)
-    ours = tp.train(
-        model,
-        seeded(tp.loss_split(members, cfg)),
-        cfg,
-        lambda gpt: sum_gradients_of_whole_parameters(gpt, members),
-    )
+    ours = trial.train(model, of_split, lambda gpt, _: sum_gradients_of_whole_parameters(gpt, members))
     parts = outcome("dropout on parts of one mask", ours, alone, cfg)
     for verdict in (same_seed, parts):
         print_on_rank_0(verdict)
@@ -183,7 +174,7 @@ def compare_dropout(truth: dict, group: Group, cfg: Config) -> None:
             raise CourseError(f"{verdict}, which is not what this lab shows")
 
     x = torch.ones(cfg.rows, model.cfg.context, model.cfg.width, dtype=model.cfg.dtype, device=group.device)
-    block = tp.split_gpt(fresh(truth, group, cfg, cfg.dropout), members).blocks[0]
+    block = tp.split_gpt(with_dropout(trial.model(), cfg), members).blocks[0]
     torch.manual_seed(group.rank)
     try:
         assert_same_on_every_rank("dropout on whole activations, a seed per rank:", [("output", block(x))])
@@ -223,11 +214,11 @@ def in_words(calls: dict[str, int]) -> str:
     return " + ".join(f"{count} {kind}" for kind, count in sorted(calls.items()))
 
 
-def compare_traffic(truth: dict, group: Group, cfg: Config) -> dict:
+def compare_traffic(trial: Trial, cfg: Config) -> dict:
     """By rule the same bytes. Over gloo half as many more: its reduce-scatter sends twice what it must."""
-    members = dist.group.WORLD
-    whole = tp.split_gpt(fresh(truth, group, cfg), members)
-    parts = split_sequence(fresh(truth, group, cfg), members)
+    group, members = trial.group, dist.group.WORLD
+    whole = tp.split_gpt(trial.model(), members)
+    parts = split_sequence(trial.model(), members)
     size = (cfg.rows_measured, whole.cfg.context, whole.cfg.width)
     x = torch.ones(size, dtype=whole.cfg.dtype, device=group.device)
     rows = {
@@ -254,17 +245,14 @@ def peak(model: GPT, loss_of: Callable) -> dict[str, int]:
     return memory.at_peak
 
 
-def compare_peaks(truth: dict, group: Group, cfg: Config) -> dict:
+def compare_peaks(large: Trial) -> dict:
+    """Activations of a batch so large that they are most of the memory."""
     members = dist.group.WORLD
-    large = replace(cfg, rows=cfg.rows_measured)
+    of_split = tp.loss_split(members, large)
     rows = {
-        "one process": peak(fresh(truth, group, cfg), tp.loss_alone(large)),
-        "tensor parallel": peak(
-            tp.split_gpt(fresh(truth, group, cfg), members), tp.loss_split(members, large)
-        ),
-        "and sequence parallel": peak(
-            split_sequence(fresh(truth, group, cfg), members), tp.loss_split(members, large)
-        ),
+        "one process": peak(large.model(), large.loss_alone),
+        "tensor parallel": peak(tp.split_gpt(large.model(), members), of_split),
+        "and sequence parallel": peak(split_sequence(large.model(), members), of_split),
     }
     one, whole, parts = (row[OTHER] for row in rows.values())
     for name, row in rows.items():
@@ -278,10 +266,12 @@ def compare_peaks(truth: dict, group: Group, cfg: Config) -> dict:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
-        truth = tp.one_truth(tp.gpt_config(group.world_size, cfg), group).state_dict()
-        compare_training(truth, group, cfg)
-        compare_dropout(truth, group, cfg)
-        results = {"traffic": compare_traffic(truth, group, cfg), "peak": compare_peaks(truth, group, cfg)}
+        sizes = tp.gpt_config(group.world_size, cfg)
+        trial = Trial(sizes, group, cfg)
+        compare_training(trial, cfg)
+        compare_dropout(trial, cfg)
+        large = Trial(sizes, group, replace(cfg, rows=cfg.rows_measured))
+        results = {"traffic": compare_traffic(trial, cfg), "peak": compare_peaks(large)}
         record_results("17_sequence", results)
 
 

@@ -1,6 +1,6 @@
 """Planted faults of lesson 18."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
     Fault(
@@ -8,34 +8,6 @@ FAULTS: list[Fault] = [
         old="        self.gather_parameters()\n",
         new="",
         told="the ranks have different parameters",
-    ),
-    Fault(
-        lab="18_zero_1",
-        old="elif p.grad.data_ptr() != place.data_ptr()",
-        new="elif False",
-        told="Zero1 in a script, model.zero_grad(), step 0:",
-        run="18_by_hand",
-    ),
-    Fault(
-        lab="18_zero_1",
-        old="dist.all_reduce(square, group=self.group)",
-        new="pass",
-        told="step 0: norm: differs by",
-        run="18_by_hand",
-    ),
-    Fault(
-        lab="18_zero_1",
-        old="if [p.data_ptr() for p in self.params] != self.addresses",
-        new="if False",
-        told="Zero1 was to refuse",
-        run="18_by_hand",
-    ),
-    Fault(
-        lab="18_zero_1",
-        old="ReduceOp.AVG",
-        new="ReduceOp.SUM",
-        told="ZeRO-1, SGD with momentum, 2",
-        run="18_by_hand",
     ),
     Fault(
         lab="18_by_hand",
@@ -56,20 +28,6 @@ FAULTS: list[Fault] = [
         told="torch's ZeRO-1: state 2.00 S",
     ),
     Fault(
-        lab="18_torch",
-        old="return ddp, optimizer",
-        new="return model, optimizer",
-        told="Adam, step 0 first.weight: differs by",
-        run="18_equal",
-    ),
-    Fault(
-        lab="18_torch",
-        old="parameters_as_bucket_view=True",
-        new="parameters_as_bucket_view=False",
-        told="broadcasts in a step, expected",
-        run="18_equal",
-    ),
-    Fault(
         lab="18_faults",
         old="Silent(net.parameters()",
         new="Zero1(net.parameters()",
@@ -86,5 +44,42 @@ FAULTS: list[Fault] = [
         old='{"overlap_with_ddp": True}',
         new='{"overlap_with_ddp": False}',
         told="overlap_with_ddp=True alone has moved",
+    ),
+    *group_of(
+        Fault(
+            lab="18_zero_1",
+            old="elif p.grad.data_ptr() != place.data_ptr()",
+            new="elif False",
+            told="Zero1 in a script, model.zero_grad(), step 0:",
+        ),
+        Fault(
+            lab="18_zero_1",
+            old="dist.all_reduce(square, group=self.group)",
+            new="pass",
+            told="step 0: norm: differs by",
+        ),
+        Fault(
+            lab="18_zero_1",
+            old="if [p.data_ptr() for p in self.params] != self.addresses",
+            new="if False",
+            told="Zero1 was to refuse",
+        ),
+        Fault(lab="18_zero_1", old="ReduceOp.AVG", new="ReduceOp.SUM", told="ZeRO-1, SGD with momentum, 2"),
+        run="18_by_hand",
+    ),
+    *group_of(
+        Fault(
+            lab="18_torch",
+            old="return ddp, optimizer",
+            new="return model, optimizer",
+            told="Adam, step 0 first.weight: differs by",
+        ),
+        Fault(
+            lab="18_torch",
+            old="parameters_as_bucket_view=True",
+            new="parameters_as_bucket_view=False",
+            told="broadcasts in a step, expected",
+        ),
+        run="18_equal",
     ),
 ]

@@ -1,6 +1,6 @@
 """Planted faults of lesson 19."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
     Fault(
@@ -8,27 +8,6 @@ FAULTS: list[Fault] = [
         old="untyped_storage().resize_(0)",
         new="untyped_storage()",
         told="after backward a unit is still whole",
-    ),
-    Fault(
-        lab="19_unit",
-        old="ReduceOp.AVG",
-        new="ReduceOp.SUM",
-        told="step 0, first layer, DDP: gradient: differs by",
-        run="19_by_hand",
-    ),
-    Fault(
-        lab="19_unit",
-        old='if any(hasattr(p, "in_unit") for p in self.params):',
-        new="if False:",
-        told="a unit was to say: a parameter is in another unit",
-        run="19_by_hand",
-    ),
-    Fault(
-        lab="19_unit",
-        old="Variable._execution_engine.queue_callback(self.after_backward)",
-        new="pass",
-        told="a unit was to say: after backward a unit",
-        run="19_by_hand",
     ),
     Fault(
         lab="19_torch",
@@ -122,5 +101,26 @@ FAULTS: list[Fault] = [
         old="(always or number == cfg.micro_batches - 1)",
         new="(True)",
         told="HSDP: 8 and 8 all-reduces",
+    ),
+    *group_of(
+        Fault(
+            lab="19_unit",
+            old="ReduceOp.AVG",
+            new="ReduceOp.SUM",
+            told="step 0, first layer, DDP: gradient: differs by",
+        ),
+        Fault(
+            lab="19_unit",
+            old='if any(hasattr(p, "in_unit") for p in self.params):',
+            new="if False:",
+            told="a unit was to say: a parameter is in another unit",
+        ),
+        Fault(
+            lab="19_unit",
+            old="Variable._execution_engine.queue_callback(self.after_backward)",
+            new="pass",
+            told="a unit was to say: after backward a unit",
+        ),
+        run="19_by_hand",
     ),
 ]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -23,6 +23,7 @@ from shared.training.models import BlockNet
 from shared.training.parity import assert_all_equal, assert_equal, gradients
 
 from lab_19_unit import Unit
+from lesson_19.sharding import shard_units
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,6 @@ def net(group: Group, seed: int, dtype: torch.dtype = torch.float64) -> BlockNet
     return BlockNet().to(group.device, dtype)
 
 
-def shard(model: BlockNet, mesh: DeviceMesh, **options) -> BlockNet:
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
-
-
 def backward(model: nn.Module, group: Group, cfg: Config, alone: bool = False) -> float:
     """Gradients of the whole batch, or of this rank's part of it; returns the loss."""
     dtype = next(model.parameters()).dtype
@@ -58,7 +53,7 @@ def backward(model: nn.Module, group: Group, cfg: Config, alone: bool = False) -
 
 def starts(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     """Each rank cuts its shard from its own model. fully_shard does not send rank 0's to the others."""
-    model = shard(net(group, cfg.seed + group.rank), mesh)
+    model = shard_units(net(group, cfg.seed + group.rank), mesh)
     full = model.first.weight.full_tensor()
     own = [net(group, cfg.seed + rank).first.weight.detach() for rank in range(group.world_size)]
     mixed = torch.cat([weight.chunk(group.world_size)[rank] for rank, weight in enumerate(own)])
@@ -72,7 +67,7 @@ def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     for moment in ("before", "after"):
         model = net(group, cfg.seed)
         given = list(model.parameters())
-        shard(model, mesh)
+        shard_units(model, mesh)
         optimizer = torch.optim.SGD(given if moment == "before" else model.parameters(), 0.2)
         losses[moment] = []
         for _ in range(cfg.steps):
@@ -89,7 +84,7 @@ def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
 def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     """The norm is that of all shards together. A rank's own shards know only a part of it."""
     alone = net(group, cfg.seed)
-    new = shard(net(group, cfg.seed), mesh)
+    new = shard_units(net(group, cfg.seed), mesh)
     by_hand = net(group, cfg.seed)
     Unit(by_hand)  # its shards are plain tensors
     for model in (alone, new, by_hand):
@@ -134,7 +129,7 @@ def precision(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     print_on_rank_0(f"DDP, float32: sends {log.by_rule() / part:.1f} bytes per parameter, times (N-1)/N")
     for name, (gathered, reduced, expected) in POLICIES.items():
         policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced)
-        model = shard(net(group, cfg.seed, torch.float32), mesh, mp_policy=policy)
+        model = shard_units(net(group, cfg.seed, torch.float32), mesh, mp_policy=policy)
         with record() as log:
             backward(model, group, cfg)
         for p in model.parameters():

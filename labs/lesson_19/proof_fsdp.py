@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +29,7 @@ from shared.training.parity import assert_all_equal, assert_equal
 from lab_19_torch import MAX_NORM, build, build_sharded
 from lab_19_torch import step as step_of_script
 from lab_19_unit import Unit
+from lesson_19.sharding import shard_units
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,8 @@ def ddp(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp2(net: BlockNet, mesh: DeviceMesh) -> nn.Module:
-    """From the inside out: each block is a unit, the root is one with what is left, first and last layer."""
-    for block in net.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
+    """Each block is a unit, the root is one with first and last layer."""
+    return shard_units(net, mesh)
 
 
 def fsdp1(net: BlockNet, mesh: DeviceMesh) -> nn.Module:

@@ -22,6 +22,8 @@ from shared.training.models import BlockNet
 from shared.training.parity import assert_all_equal, gradients
 from shared.training.storages import StorageRecorder
 
+from lesson_19.sharding import shard_units
+
 
 @dataclass(frozen=True)
 class Config:
@@ -54,12 +56,6 @@ def new_net(cfg: Config, group: Group, checkpointed: bool = False) -> Net:
     return Net(checkpointed).to(group.device, torch.float64)
 
 
-def shard(net: Net, mesh: DeviceMesh) -> Net:
-    for block in net.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
-
-
 def own_batch(cfg: Config, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = batch(load_images(), 0, cfg.global_batch, group.device)
     return x[group.rank :: group.world_size], y[group.rank :: group.world_size]
@@ -84,7 +80,7 @@ def accumulation(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     units = 1 + len(new_net(cfg, group).blocks)
     between: dict[bool, float] = {}
     for every in (True, False):
-        model = shard(new_net(cfg, group), mesh)
+        model = shard_units(new_net(cfg, group), mesh)
         memory = StorageRecorder(model.parameters())
         with record() as log, memory:
             for part in range(cfg.micro_batches):
@@ -118,7 +114,7 @@ def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]
     x, y = own_batch(cfg, group)
     peaks, counts = {}, {}
     for way, parts in (("plain", 1), ("micro-batches", cfg.micro_batches), ("checkpointed", 1)):
-        model = shard(new_net(cfg, group, way == "checkpointed"), mesh)
+        model = shard_units(new_net(cfg, group, way == "checkpointed"), mesh)
         with record() as log, StorageRecorder([*model.parameters(), x, y]) as memory:
             for part in range(parts):
                 loss = F.cross_entropy(model(x[part::parts]), y[part::parts], reduction="sum")
@@ -140,7 +136,7 @@ def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]
 def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     """``model.forward(x)`` calls no hooks, so nobody gathers."""
     x, _ = own_batch(cfg, group)
-    model = shard(new_net(cfg, group), mesh)
+    model = shard_units(new_net(cfg, group), mesh)
     try:
         model.forward(x)
     except RuntimeError as error:
@@ -213,8 +209,7 @@ def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     for index, block in enumerate(model.blocks):
         # fullgraph: an error in place of a graph in pieces. A script leaves the backend as it is.
         model.blocks[index] = torch.compile(block, backend="eager", fullgraph=True)
-        fully_shard(model.blocks[index], mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    shard_units(model, mesh)
     F.cross_entropy(model(x), y).backward()
     gathered = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
     assert_all_equal("compiled", gathered, reference(cfg, group), cfg.tolerance)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
@@ -25,6 +25,8 @@ from shared.training.checkpoint import save_atomically
 from shared.training.data import batch, load_images
 from shared.training.models import BlockNet
 from shared.training.parity import assert_all_equal, parameters
+
+from lesson_19.sharding import shard_units
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,6 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # with both, o
 def new_net(cfg: Config, group: Group) -> BlockNet:
     torch.manual_seed(cfg.seed)  # the same on all ranks
     return BlockNet().double().to(group.device)
-
-
-def shard(net: BlockNet, mesh: DeviceMesh) -> BlockNet:
-    for block in net.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
 
 
 def reference(cfg: Config, group: Group) -> BlockNet:
@@ -90,7 +86,7 @@ def alone_in_a_gather(model: torch.nn.Module, group: Group, cfg: Config) -> str:
 
 def train_and_save(mesh: DeviceMesh, group: Group, cfg: Config) -> nn.Module:
     """Train a sharded model. Every rank takes part in gathering it, rank 0 gets and writes it."""
-    model = shard(new_net(cfg, group), mesh)
+    model = shard_units(new_net(cfg, group), mesh)
     train(model, slice(group.rank, None, group.world_size), cfg, group)
     whole = get_model_state_dict(model, options=WHOLE)
     print_in_rank_order(f"full_state_dict, cpu_offload: {len(whole)} tensors")

@@ -1,6 +1,6 @@
 """Planted faults of lesson 20."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
     Fault(lab="20_ring", old="columns, key == query))", new="columns, False))", told="output differs"),
@@ -9,28 +9,6 @@ FAULTS: list[Fault] = [
         old="            of_own_kv += homeward.wait()\n",
         new="            homeward.wait()\n",
         told="gradient of k differs",
-    ),
-    Fault(
-        lab="20_ring",
-        old="        kv = torch.stack([k, v])\n        homeward",
-        new="        kv = torch.stack([k, v])\n        Shift(kv, group).wait()\n        homeward",
-        told="ring, in order, backward: ",
-        run="20_ways",
-    ),
-    Fault(
-        lab="20_ring",
-        old="                shift = Shift(kv, group)  # sent while we compute with it\n"
-        "            source = (rank - step) % ranks  # whose keys and values we have now\n"
-        "            forward_blocks(part, kv, chunks[source], out, lse)\n"
-        "            if not last:\n"
-        "                kv = shift.wait()\n",
-        new="                pass\n"
-        "            source = (rank - step) % ranks  # whose keys and values we have now\n"
-        "            forward_blocks(part, kv, chunks[source], out, lse)\n"
-        "            if not last:\n"
-        "                kv = Shift(kv, group).wait()\n",
-        told="ring, in order: does compute send recv wait",
-        run="20_ways",
     ),
     Fault(
         lab="20_ways",
@@ -46,8 +24,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="20_gpt",
-        old="        sum_gradients(model, group)\n        optimizer",
-        new="        optimizer",
+        old="    sum_over_ranks(gradients_of(model))\n    dist",
+        new="    dist",
         told="step 0: gradient of",
     ),
     Fault(
@@ -73,7 +51,7 @@ FAULTS: list[Fault] = [
     Fault(
         lab="20_gpt",
         old="        own = part_of(everything, 0, zigzag=WAYS[way].zigzag)\n",
-        new="        own = torch.arange(sizes.context // group.world_size, device=group.device)\n",
+        new="        own = everything[: len(everything) // dist.get_world_size()]\n",
         told="ring, rotary positions, step 0: loss",
     ),
     Fault(
@@ -81,5 +59,28 @@ FAULTS: list[Fault] = [
         old="        block.attention.attend = ring_attention\n",
         new="        pass\n",
         told="'parity: equal' is not what",
+    ),
+    *group_of(
+        Fault(
+            lab="20_ring",
+            old="        kv = torch.stack([k, v])\n        homeward",
+            new="        kv = torch.stack([k, v])\n        Shift(kv, group).wait()\n        homeward",
+            told="ring, in order, backward: ",
+        ),
+        Fault(
+            lab="20_ring",
+            old="                shift = Shift(kv, group)  # sent while we compute with it\n"
+            "            source = (rank - step) % ranks  # whose keys and values we have now\n"
+            "            forward_blocks(part, kv, chunks[source], out, lse)\n"
+            "            if not last:\n"
+            "                kv = shift.wait()\n",
+            new="                pass\n"
+            "            source = (rank - step) % ranks  # whose keys and values we have now\n"
+            "            forward_blocks(part, kv, chunks[source], out, lse)\n"
+            "            if not last:\n"
+            "                kv = Shift(kv, group).wait()\n",
+            told="ring, in order: does compute send recv wait",
+        ),
+        run="20_ways",
     ),
 ]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum
-from shared.training.one_process import PlainSGD, assert_same_training, train_alone
+from shared.training.trial import LossOf
 
 from lab_20_ring import ring_attention
 from lesson_20 import proof_gpt as cp
@@ -28,40 +28,32 @@ class Config(cp.Config):
     steps: int = 2
 
 
-class Setting:
+class Setting(cp.ContextTrial):
     """One truth, and the verdict of parity."""
 
     def __init__(self, group: Group, cfg: Config) -> None:
-        self.group = group
-        self.cfg = cfg
-        self.sizes = cp.gpt_config(group.world_size, cfg)
-        self.truth = cp.one_truth(self.sizes, group)
-
-    def model(self) -> GPT:
-        return cp.fresh(self.sizes, self.truth, self.group)
+        super().__init__(cp.gpt_config(group.world_size, cfg), group, cfg)
 
     def split(self) -> GPT:
         return cp.split_context(self.model(), WAY, dist.group.WORLD)
 
-    def verdict(self, model: GPT, loss_of: Callable | None = None, alone: Callable | None = None) -> str:
+    def outcome(
+        self,
+        model: GPT,
+        loss_of: LossOf | None = None,
+        alone: LossOf | None = None,
+        reduce: Callable[[GPT, torch.Tensor], None] = cp.reduce,
+    ) -> str:
         """What parity says after some steps of ``loss_of`` on a part, beside ``alone`` on the whole."""
-        world, cfg = dist.group.WORLD, self.cfg
-        ours = cp.train(model, loss_of or cp.loss_of_part(WAY, world, cfg), world, cfg)
-        whole = self.model()
-        sgd = PlainSGD(whole.parameters(), cfg.lr)
-        truth = train_alone(whole, sgd, alone or cp.loss_alone(cfg), cfg.steps)
-        try:
-            assert_same_training("parity", ours, truth, cfg.tolerance)
-        except ParityError as error:
-            return str(error).split(" by ")[0]
-        return "parity: equal"
+        ours = self.train(model, loss_of or cp.loss_of_part(WAY, dist.group.WORLD, self.batch), reduce)
+        return self.verdict(ours, self.train(self.model(), alone or self.loss_alone))
 
 
 def positions_from_0(here: Setting) -> str:
     """The pre-hook that gives each rank its own positions is forgotten."""
     model = here.split()
     model.positions._forward_pre_hooks.clear()
-    return here.verdict(model)
+    return here.outcome(model)
 
 
 def another_layout(here: Setting) -> str:
@@ -69,66 +61,61 @@ def another_layout(here: Setting) -> str:
     model = here.split()
     for block in model.blocks:
         block.attention.attend = lambda q, k, v: ring_attention(q, k, v, zigzag=False)
-    return here.verdict(model)
+    return here.outcome(model)
 
 
 def shifted_after_the_cut(here: Setting) -> str:
     """Each rank takes its own next token for the label, as a model does that shifts inside of its loss."""
 
     def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = cp.batch_of(model, step, here.cfg)
+        tokens, labels = here.batch(step)
         count = (labels != IGNORED).sum()
         tokens, labels = cp.part_of_batch(tokens, labels, WAY, dist.group.WORLD)
         following = torch.full_like(labels, IGNORED)  # nobody knows the label of the last one
         following[:, :-1] = tokens[:, 1:]
         return loss_sum(model(tokens), following.masked_fill(labels == IGNORED, IGNORED)) / count
 
-    return here.verdict(here.split(), loss_of)
+    return here.outcome(here.split(), loss_of)
 
 
 def mean_of_means(here: Setting) -> str:
     """Each rank divides by its own number of labels: wrong, and right where all have equally many."""
     ranks = here.group.world_size
 
-    def all_labels(model: GPT, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, _ = cp.batch_of(model, step, here.cfg)
+    def all_labels(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, _ = here.batch(step)
         return tokens, tokens.flip(0)  # any labels, none of them ignored
 
-    def mean(batch_of: Callable) -> Callable:
+    def mean(batch_of: Callable) -> LossOf:
         def loss_of(model: GPT, step: int) -> torch.Tensor:
-            tokens, labels = cp.part_of_batch(*batch_of(model, step), WAY, dist.group.WORLD)
+            tokens, labels = cp.part_of_batch(*batch_of(step), WAY, dist.group.WORLD)
             own = (labels != IGNORED).sum().clamp(min=1)
             return loss_sum(model(tokens), labels) / own / ranks
 
         return loss_of
 
     def of_all(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = all_labels(model, step)
+        tokens, labels = all_labels(step)
         return loss_sum(model(tokens), labels) / labels.numel()
 
-    uneven = here.verdict(here.split(), mean(lambda model, step: cp.batch_of(model, step, here.cfg)))
-    even = here.verdict(here.split(), mean(all_labels), of_all)
+    uneven = here.outcome(here.split(), mean(here.batch))
+    even = here.outcome(here.split(), mean(all_labels), of_all)
     return f"{uneven}; with equally many labels {even}"
 
 
 def documents_leak(here: Setting) -> str:
     """Packed documents, with positions and labels of their own, under a mask that is only causal."""
     model = here.model()
-    cp.split_context(model, WAY, dist.group.WORLD, cp.documents_of(model))
+    cp.split_context(model, WAY, dist.group.WORLD, here.documents)
     for block in model.blocks:
         block.attention.attend = ring_attention
-    packed = cp.loss_of_packed_part(dist.group.WORLD, here.cfg)
-    return here.verdict(model, packed, cp.loss_of_documents(here.cfg))
+    packed = cp.loss_of_part(WAY, dist.group.WORLD, here.packed_batch)
+    return here.outcome(model, packed, here.loss_of_documents)
 
 
 def gradients_not_summed(here: Setting) -> str:
     """The loss is right, and each rank learns from its own part of the sequence alone."""
-    sum_gradients = cp.sum_gradients
-    cp.sum_gradients = lambda model, group: None
-    try:
-        return here.verdict(here.split())
-    finally:
-        cp.sum_gradients = sum_gradients
+    return here.outcome(here.split(), reduce=lambda _, loss: dist.all_reduce(loss))
 
 
 def heads_and_length(here: Setting) -> str:

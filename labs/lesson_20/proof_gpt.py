@@ -11,16 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.flat import sum_over_ranks
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_alone
+from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum
+from shared.training.one_process import assert_same_training
 from shared.training.storages import OTHER, PeakByKind
+from shared.training.trial import LossOf, Trial
 
 from lab_20_ring import part_of
 from lesson_20.proof_ways import WAYS, BlockAttention, expected_calls
@@ -43,11 +44,38 @@ def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
     return GPTConfig(16 * ranks, 2 * ranks * cfg.chunk, 8 * ranks, 2 * ranks, cfg.layers)
 
 
-def one_truth(sizes: GPTConfig, group: Group) -> dict[str, torch.Tensor]:
-    """The same parameters on all ranks. Each rank has a seed of its own, so rank 0's numbers are sent."""
-    model = GPT(sizes).to(group.device)
-    broadcast_from_rank_0(model.parameters())
-    return model.state_dict()
+class ContextTrial(Trial):
+    """Whole sequences. The first third of the labels is ignored, so ranks have unequally many labels.
+
+    So it is in fine-tuning, where the question is not to be learned.
+    """
+
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, labels = super().batch(step)
+        labels[:, : self.sizes.context // 3] = IGNORED
+        return tokens, labels
+
+    def packed_batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A document's last token has no label: the next one is not its own."""
+        tokens, labels = self.batch(step)
+        labels[:, :-1][:, self.documents[:-1] != self.documents[1:]] = IGNORED
+        return tokens, labels
+
+    @property
+    def documents(self) -> torch.Tensor:
+        """(length,): of three documents of unequal length, none of which ends where a chunk does."""
+        length = self.sizes.context
+        ends = torch.tensor([length // 3 + 1, length // 2 + 1], device=self.group.device)
+        return torch.searchsorted(ends, torch.arange(length, device=ends.device), right=True)
+
+    def loss_of_documents(self, model: GPT, step: int) -> torch.Tensor:
+        """In one process, each document by itself."""
+        tokens, labels = self.packed_batch(step)
+        total = torch.zeros((), dtype=self.sizes.dtype, device=tokens.device)
+        for number in self.documents.unique():
+            own = self.documents == number
+            total = total + loss_sum(model(tokens[:, own]), labels[:, own])
+        return total / (labels != IGNORED).sum()
 
 
 def split_context(
@@ -83,81 +111,19 @@ def part_of_batch(
     return part_of(tokens, 1, group, zigzag), part_of(labels, 1, group, zigzag)
 
 
-def sum_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Each rank's gradients come from its part of the tokens. The sum is that of all tokens."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def batch_of(model: GPT, step: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels of whole sequences, the same on all ranks. The first third of the labels is ignored.
+def loss_of_part(way: str, group: dist.ProcessGroup, batch_of: Callable) -> LossOf:
+    """What this rank's labels add to the loss: divided by the labels of all ranks.
 
-    So it is in fine-tuning, where the question is not to be learned. Ranks then have unequally many labels.
+    Args:
+        batch_of: step to tokens and labels of whole sequences.
     """
-    tokens, labels = token_batch(model.cfg, cfg.rows, step)
-    labels[:, : model.cfg.context // 3] = IGNORED
-    device = model.positions.weight.device
-    return tokens.to(device), labels.to(device)
-
-
-def loss_alone(cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = batch_of(model, step, cfg)
-        return loss_sum(model(tokens), labels) / (labels != IGNORED).sum()
-
-    return loss_of
-
-
-def documents_of(model: GPT) -> torch.Tensor:
-    """Three documents of unequal length, none of which ends where a chunk does."""
-    length = model.cfg.context
-    ends = torch.tensor([length // 3 + 1, length // 2 + 1], device=model.positions.weight.device)
-    return torch.searchsorted(ends, torch.arange(length, device=ends.device), right=True)
-
-
-def packed_batch(model: GPT, step: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, labels and documents. A document's last token has no label: the next one is not its own."""
-    tokens, labels = batch_of(model, step, cfg)
-    documents = documents_of(model)
-    labels = labels.clone()
-    labels[:, :-1][:, documents[:-1] != documents[1:]] = IGNORED
-    return tokens, labels, documents
-
-
-def loss_of_documents(cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    """In one process, each document by itself."""
 
     def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels, documents = packed_batch(model, step, cfg)
-        total = torch.zeros((), dtype=model.cfg.dtype, device=tokens.device)
-        for number in documents.unique():
-            own = documents == number
-            total = total + loss_sum(model(tokens[:, own]), labels[:, own])
-        return total / (labels != IGNORED).sum()
-
-    return loss_of
-
-
-def loss_of_packed_part(group: dist.ProcessGroup, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    """Packed into one sequence, of which this rank has a part."""
-
-    def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels, _ = packed_batch(model, step, cfg)
-        count = (labels != IGNORED).sum()
-        tokens, labels = part_of_batch(tokens, labels, "ring", group)
-        return loss_sum(model(tokens), labels) / count
-
-    return loss_of
-
-
-def loss_of_part(way: str, group: dist.ProcessGroup, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    """What this rank's labels add to the loss: divided by the labels of all ranks."""
-
-    def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = batch_of(model, step, cfg)
+        tokens, labels = batch_of(step)
         count = (labels != IGNORED).sum()
         tokens, labels = part_of_batch(tokens, labels, way, group)
         return loss_sum(model(tokens), labels) / count
@@ -165,29 +131,13 @@ def loss_of_part(way: str, group: dist.ProcessGroup, cfg: Config) -> Callable[[G
     return loss_of
 
 
-def train(model: GPT, loss_of: Callable, group: dist.ProcessGroup, cfg: Config) -> list[Step]:
-    """As ``train_alone``, with a loss and gradients that are sums over the ranks."""
-    optimizer = PlainSGD(model.parameters(), cfg.lr)
-    done = []
-    for number in range(cfg.steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, number)
-        loss.backward()
-        sum_gradients(model, group)
-        optimizer.step()
-        whole = loss.detach().clone()
-        dist.all_reduce(whole, group=group)
-        done.append(step_of(whole, model.named_parameters()))
-    return done
+def reduce(model: nn.Module, loss: torch.Tensor) -> None:
+    """Each rank's loss and gradients come from its part of the tokens. The sums are those of all tokens."""
+    sum_over_ranks(gradients_of(model))
+    dist.all_reduce(loss)
 
 
-def fresh(sizes: GPTConfig, truth: dict, group: Group) -> GPT:
-    model = GPT(sizes).to(group.device)
-    model.load_state_dict(truth)
-    return model
-
-
-def check_calls(way: str, model: GPT, loss_of: Callable, group: Group, cfg: Config) -> int:
+def check_calls(way: str, model: GPT, loss_of: LossOf, group: Group, cfg: Config) -> int:
     """A step sends what attention sends in each layer, and the gradients; return the bytes of a rank."""
     n = group.world_size
     part = cfg.rows * model.cfg.context // n * model.cfg.width * 8
@@ -199,7 +149,7 @@ def check_calls(way: str, model: GPT, loss_of: Callable, group: Group, cfg: Conf
     if attention != expected:
         raise CourseError(f"{way}: a rank sends {attention:,} bytes, expected {expected:,}")
     with record() as log:
-        sum_gradients(model, dist.group.WORLD)
+        sum_over_ranks(gradients_of(model))
     whole = sum(p.nbytes for p in model.parameters())
     if dict(log.counts()) != {"all_reduce": 1} or log.bytes() != whole:
         raise CourseError(f"{way}: gradients of {log.bytes():,} bytes are summed, expected {whole:,}")
@@ -229,14 +179,14 @@ def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
     n, world = group.world_size, dist.group.WORLD
     longer = Config(chunk=cfg.chunk_measured, rows=1)
     sizes = gpt_config(n, longer)
-    truth = one_truth(sizes, group)
-    alone = fresh(sizes, truth, group)
+    trial = ContextTrial(sizes, group, longer)
+    alone = trial.model()
     for block in alone.blocks:
         block.attention.attend = by_blocks(2 * n)
-    peaks = {"one process": peak_of_activations(alone, loss_alone(longer))}
+    peaks = {"one process": peak_of_activations(alone, trial.loss_alone)}
     for way in ("ring", "gather", "Ulysses"):
-        model = split_context(fresh(sizes, truth, group), way, world)
-        peaks[way] = peak_of_activations(model, loss_of_part(way, world, longer))
+        model = split_context(trial.model(), way, world)
+        peaks[way] = peak_of_activations(model, loss_of_part(way, world, trial.batch))
         share = peaks[way] / peaks["one process"]
         print_on_rank_0(f"{way}: {share:.2f} of the activations that one process holds at its peak")
         if share > (1 + cfg.slack) / n:
@@ -263,55 +213,49 @@ def with_rotary(attend: Callable, positions: torch.Tensor) -> Callable:
     return attend_turned
 
 
-def compare_rotary(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> None:
+def compare_rotary(trial: ContextTrial, cfg: Config) -> None:
     """Rotary positions on top of the table, beside one process, in each of the three ways."""
     world = dist.group.WORLD
-    everything = torch.arange(sizes.context, device=group.device)
-    model = fresh(sizes, truth, group)
+    everything = torch.arange(trial.sizes.context, device=trial.group.device)
+    model = trial.model()
     for block in model.blocks:
         block.attention.attend = with_rotary(block.attention.attend, everything)
-    alone = train_alone(model, PlainSGD(model.parameters(), cfg.lr), loss_alone(cfg), cfg.steps)
+    alone = trial.train(model, trial.loss_alone)
     for way in ("ring", "gather", "Ulysses"):
-        model = split_context(fresh(sizes, truth, group), way, world)
+        model = split_context(trial.model(), way, world)
         own = part_of(everything, 0, zigzag=WAYS[way].zigzag)
         for block in model.blocks:
             block.attention.attend = with_rotary(block.attention.attend, own)
-        ours = train(model, loss_of_part(way, world, cfg), world, cfg)
+        ours = trial.train(model, loss_of_part(way, world, trial.batch), reduce)
         assert_same_training(f"{way}, rotary positions", ours, alone, cfg.tolerance)
     print_on_rank_0("rotary positions: ring, gather and Ulysses equal to one process")
 
 
-def compare_packed(sizes: GPTConfig, truth: dict, group: Group, cfg: Config) -> None:
+def compare_packed(trial: ContextTrial, cfg: Config) -> None:
     """Packed documents on the ring, beside the same documents one by one in one process."""
     world = dist.group.WORLD
-    model = fresh(sizes, truth, group)
-    sgd = PlainSGD(model.parameters(), cfg.lr)
-    alone = train_alone(model, sgd, loss_of_documents(cfg), cfg.steps)
-    packed = fresh(sizes, truth, group)
-    split_context(packed, "ring", world, documents_of(packed))
-    ours = train(packed, loss_of_packed_part(world, cfg), world, cfg)
+    alone = trial.train(trial.model(), trial.loss_of_documents)
+    packed = split_context(trial.model(), "ring", world, trial.documents)
+    ours = trial.train(packed, loss_of_part("ring", world, trial.packed_batch), reduce)
     assert_same_training("packed documents", ours, alone, cfg.tolerance)
     print_on_rank_0("ring, 3 documents in each sequence: as each document by itself in one process")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
-        sizes = gpt_config(group.world_size, cfg)
-        truth = one_truth(sizes, group)
-        model = fresh(sizes, truth, group)
-        sgd = PlainSGD(model.parameters(), cfg.lr)
-        alone = train_alone(model, sgd, loss_alone(cfg), cfg.steps)
+        trial = ContextTrial(gpt_config(group.world_size, cfg), group, cfg)
+        alone = trial.alone()
         results = {"sent": {}}
         for way in WAYS:
-            model = split_context(fresh(sizes, truth, group), way, dist.group.WORLD)
-            loss_of = loss_of_part(way, dist.group.WORLD, cfg)
+            model = split_context(trial.model(), way, dist.group.WORLD)
+            loss_of = loss_of_part(way, dist.group.WORLD, trial.batch)
             results["sent"][way] = check_calls(way, model, loss_of, group, cfg)
-            ours = train(model, loss_of, dist.group.WORLD, cfg)
+            ours = trial.train(model, loss_of, reduce)
             assert_same_training(way, ours, alone, cfg.tolerance)
             print_on_rank_0(f"{way}: equal to one process after each of {cfg.steps} steps")
-        compare_rotary(sizes, truth, group, cfg)
-        compare_packed(sizes, truth, group, cfg)
-        tokens, labels = part_of_batch(*batch_of(model, 0, cfg), "ring", dist.group.WORLD)
+        compare_rotary(trial, cfg)
+        compare_packed(trial, cfg)
+        tokens, labels = part_of_batch(*trial.batch(0), "ring", dist.group.WORLD)
         counted = (labels != IGNORED).sum().item()
         print_in_rank_order(f"{tokens.numel()} tokens, of which {counted} have a label that counts")
         results["peaks"] = compare_peaks(group, cfg)

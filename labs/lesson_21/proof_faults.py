@@ -18,7 +18,7 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.run import run
 from shared.training.gpt import GPT
-from shared.training.one_process import Step, assert_same_training
+from shared.training.one_process import Step
 from shared.training.parity import assert_same_on_every_rank
 
 from lab_21_fsdp import Block, shard
@@ -179,15 +179,12 @@ def no_prefetch_lists(group: Group, cfg: Config) -> str:
     return f"gathered before the counts: {gathered_before_counts(blocks, x)} of 3; with lists: {with_lists}"
 
 
-class Training:
+class Training(ep.ExpertTrial):
     """A truth that all ranks have, how one process trains from it, and what parity says of the ranks."""
 
     def __init__(self, group: Group, cfg: Config) -> None:
-        self.group = group
-        self.cfg = cfg
-        self.truth = ep.one_truth(group, cfg).state_dict()
-        model = ep.fresh(self.truth, group, cfg)
-        self.alone = ep.train(model, ep.loss_alone(group, cfg), lambda *_: None, cfg)
+        super().__init__(group, cfg)
+        self.of_one = self.alone()
 
     def spread(
         self, reduce: Callable[[GPT], None], clip: Callable[[GPT], None] | None = None, scale: float = 1.0
@@ -201,20 +198,13 @@ class Training:
             loss.div_(scale)
             dist.all_reduce(loss)
 
-        loss_here = ep.loss_here(self.group, self.cfg)
-        model = ep.spread_experts(ep.fresh(self.truth, self.group, self.cfg), dist.group.WORLD)
-        return model, ep.train(
-            model, lambda gpt, step: scale * loss_here(gpt, step), after_backward, self.cfg
-        )
+        model = ep.spread_experts(self.model(), dist.group.WORLD)
+        return model, self.train(model, lambda gpt, step: scale * self.loss_here(gpt, step), after_backward)
 
-    def verdict(self, reduce: Callable[[GPT], None], scale: float = 1.0) -> str:
+    def outcome(self, reduce: Callable[[GPT], None], scale: float = 1.0) -> str:
         """Without clipping."""
         _, ours = self.spread(reduce, scale=scale)
-        try:
-            assert_same_training("parity", ours, self.alone, self.cfg.tolerance, ep.part_in(dist.group.WORLD))
-        except ParityError as error:
-            return str(error).split(" by ")[0]
-        return "parity: equal"
+        return self.verdict(ours, self.of_one, ep.part_in(dist.group.WORLD))
 
 
 def like_all_others(here: Training) -> str:
@@ -224,13 +214,13 @@ def like_all_others(here: Training) -> str:
         for p in model.parameters():
             dist.all_reduce(p.grad)
 
-    return here.verdict(reduce)
+    return here.outcome(reduce)
 
 
 def averaged_twice(here: Training) -> str:
     """The losses are parts of the mean over all tokens already."""
     ranks = here.group.world_size
-    return here.verdict(lambda model: ep.reduce_gradients(model, dist.group.WORLD, scale=1 / ranks))
+    return here.outcome(lambda model: ep.reduce_gradients(model, dist.group.WORLD, scale=1 / ranks))
 
 
 def experts_not_divided(here: Training) -> str:
@@ -243,7 +233,7 @@ def experts_not_divided(here: Training) -> str:
             if not ep.is_expert(name):
                 p.grad.div_(ranks)
 
-    return here.verdict(reduce, scale=ranks)
+    return here.outcome(reduce, scale=ranks)
 
 
 def norm_of_what_is_here(here: Training) -> str:

@@ -5,7 +5,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_21/proof_gpt.p
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,17 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
-from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.flat import sum_over_ranks
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PartOf, Step, assert_same_training, step_of
+from shared.training.gpt import GPT, GPTConfig, loss_sum
+from shared.training.one_process import PartOf, Step, assert_same_training
 from shared.training.parity import assert_all_equal, assert_equal, gradients
+from shared.training.trial import Trial
 
 from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, plan_of
 
@@ -75,14 +76,6 @@ def part_in(group: dist.ProcessGroup) -> PartOf:
     return part
 
 
-def sum_over(gradients: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """One all-reduce for all of them."""
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
-
-
 def reduce_gradients(
     model: nn.Module,
     everyone: dist.ProcessGroup,
@@ -101,9 +94,9 @@ def reduce_gradients(
     """
     dense = [p.grad for name, p in model.named_parameters() if not is_expert(name)]
     experts = [p.grad for name, p in model.named_parameters() if is_expert(name)]
-    sum_over(dense, everyone)
+    sum_over_ranks(dense, everyone)
     if replicas is not None and dist.get_world_size(replicas) > 1:
-        sum_over(experts, replicas)
+        sum_over_ranks(experts, replicas)
     for gradient in (*dense, *experts):
         gradient.mul_(scale)
 
@@ -126,67 +119,24 @@ def clip_gradients(model: nn.Module, largest_norm: float, expert_group: dist.Pro
     return norm
 
 
-def gpt_config(cfg: Config) -> GPTConfig:
-    return GPTConfig(vocabulary=32, context=16, width=16, heads=2, layers=cfg.layers)
+class ExpertTrial(Trial):
+    """A GPT with experts; a rank takes its chunk of the rows of all ranks."""
 
+    def __init__(self, group: Group, cfg: Config) -> None:
+        self.experts = cfg.experts_per_rank * group.world_size
+        self.k = cfg.k
+        sizes = GPTConfig(vocabulary=32, context=16, width=16, heads=2, layers=cfg.layers)
+        super().__init__(sizes, group, replace(cfg, rows=cfg.rows * group.world_size))
 
-def one_truth(group: Group, cfg: Config) -> GPT:
-    """The same GPT with experts on all ranks, which have seeds of their own: rank 0's numbers are sent."""
-    model = use_experts(GPT(gpt_config(cfg)), cfg.experts_per_rank * group.world_size, cfg.k).to(group.device)
-    broadcast_from_rank_0(model.parameters())
-    return model
+    def new(self) -> GPT:
+        return use_experts(GPT(self.sizes), self.experts, self.k).to(self.group.device)
 
-
-def fresh(truth: dict, group: Group, cfg: Config) -> GPT:
-    model = use_experts(GPT(gpt_config(cfg)), cfg.experts_per_rank * group.world_size, cfg.k).to(group.device)
-    model.load_state_dict(truth)
-    return model
-
-
-def batch_of(step: int, group: Group, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels of all ranks; a rank takes its chunk of the rows."""
-    tokens, labels = token_batch(gpt_config(cfg), cfg.rows * group.world_size, step)
-    return tokens.to(group.device), labels.to(group.device)
-
-
-def loss_alone(group: Group, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    """The mean over all tokens of all ranks, in one process."""
-
-    def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = batch_of(step, group, cfg)
-        return loss_sum(model(tokens), labels) / labels.numel()
-
-    return loss_of
-
-
-def loss_here(group: Group, cfg: Config) -> Callable[[GPT, int], torch.Tensor]:
-    """This rank's part of that mean: the sum over its own tokens, divided by the number of all tokens."""
-
-    def loss_of(model: GPT, step: int) -> torch.Tensor:
-        tokens, labels = batch_of(step, group, cfg)
-        own_tokens = tokens.chunk(group.world_size)[group.rank]
-        own_labels = labels.chunk(group.world_size)[group.rank]
+    def loss_here(self, model: GPT, step: int) -> torch.Tensor:
+        """This rank's part of the mean: the sum over its own tokens, divided by the number of all tokens."""
+        tokens, labels = self.batch(step)
+        own_tokens = tokens.chunk(self.group.world_size)[self.group.rank]
+        own_labels = labels.chunk(self.group.world_size)[self.group.rank]
         return loss_sum(model(own_tokens), own_labels) / labels.numel()
-
-    return loss_of
-
-
-def train(
-    model: GPT, loss_of: Callable, after_backward: Callable[[GPT, torch.Tensor], None], cfg: Config
-) -> list[Step]:
-    """``cfg.steps`` steps of SGD. ``after_backward`` makes loss and gradients those of all tokens."""
-    done = []
-    for number in range(cfg.steps):
-        model.zero_grad()
-        loss = loss_of(model, number)
-        loss.backward()
-        loss = loss.detach().clone()
-        after_backward(model, loss)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=cfg.lr)
-        done.append(step_of(loss, model.named_parameters()))
-    return done
 
 
 def watched_margins(model: GPT) -> list[float]:
@@ -208,20 +158,20 @@ def watched_margins(model: GPT) -> list[float]:
     return margins
 
 
-def reference(truth: dict, group: Group, cfg: Config) -> list[Step]:
+def reference(trial: ExpertTrial, cfg: Config) -> list[Step]:
     """Training in one process, with torch's clipping.
 
     Raises:
         CourseError: a choice hangs on a difference so small that another order of summands could turn it.
     """
-    model = fresh(truth, group, cfg)
+    model = trial.model()
     margins = watched_margins(model)
     norms = []
 
     def clip(gpt: GPT, _: torch.Tensor) -> None:
         norms.append(nn.utils.clip_grad_norm_(gpt.parameters(), cfg.largest_norm).item())
 
-    steps = train(model, loss_alone(group, cfg), clip, cfg)
+    steps = trial.train(model, trial.loss_alone, clip)
     if min(margins) < cfg.margin:
         raise CourseError(f"two probabilities are {min(margins):.0e} apart: choose another seed")
     if min(norms) < cfg.largest_norm:
@@ -271,14 +221,14 @@ def check_recomputed(layer: ExpertParallelMoE, x: torch.Tensor) -> int:
     return calls
 
 
-def check_scale(truth: dict, group: Group, cfg: Config) -> None:
+def check_scale(trial: ExpertTrial, cfg: Config) -> None:
     """With losses divided by a rank's *own* tokens, an expert's gradient is N times too large."""
-    whole = fresh(truth, group, cfg)
-    loss_alone(group, cfg)(whole, 0).backward()
+    whole = trial.model()
+    trial.loss_alone(whole, 0).backward()
     alone = {name: p.grad for name, p in whole.named_parameters()}
-    model = spread_experts(fresh(truth, group, cfg), dist.group.WORLD)
-    ranks = group.world_size
-    (ranks * loss_here(group, cfg)(model, 0)).backward()  # the mean over own tokens, as DDP has it
+    model = spread_experts(trial.model(), dist.group.WORLD)
+    ranks = trial.group.world_size
+    (ranks * trial.loss_here(model, 0)).backward()  # the mean over own tokens, as DDP has it
     part = part_in(dist.group.WORLD)
     for name, p in model.named_parameters():
         if is_expert(name):
@@ -350,12 +300,13 @@ def check_grouped(experts: Experts, cfg: Config) -> None:
         assert_equal(f"grouped_mm: {name}", ours / largest, expected / largest, cfg.float32_tolerance)
 
 
-def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Config) -> dict:
+def compare(ranks: int, trial: ExpertTrial, alone: list[Step], cfg: Config) -> dict:
     """Train with the experts spread over groups of ``ranks``, and hold it against ``alone``."""
+    group = trial.group
     mesh = init_device_mesh(group.device.type, (group.world_size // ranks, ranks))
     replicas, members = mesh.get_group(0), mesh.get_group(1)
     everyone = dist.group.WORLD
-    model = fresh(truth, group, cfg)
+    model = trial.model()
     whole = sum(p.numel() for p in model.parameters())
     spread_experts(model, members)
     sizes = model.cfg
@@ -369,7 +320,7 @@ def compare(ranks: int, truth: dict, alone: list[Step], group: Group, cfg: Confi
         clip_gradients(gpt, cfg.largest_norm, members)
         dist.all_reduce(loss)  # each rank has its part of the mean
 
-    ours = train(model, loss_here(group, cfg), after_backward, cfg)
+    ours = trial.train(model, trial.loss_here, after_backward)
     assert_same_training(f"experts over {ranks} ranks", ours, alone, cfg.tolerance, part_in(members))
     held = sum(p.numel() for p in model.parameters())
     return {"layer": calls, "recomputed": recomputed, "held": held, "whole": whole}
@@ -389,21 +340,21 @@ def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
-        truth = one_truth(group, cfg).state_dict()
-        alone = reference(truth, group, cfg)
+        trial = ExpertTrial(group, cfg)
+        alone = reference(trial, cfg)
         results = {}
         for ranks in range(2, group.world_size + 1):
             if group.world_size % ranks == 0:
-                results[str(ranks)] = compare(ranks, truth, alone, group, cfg)
+                results[str(ranks)] = compare(ranks, trial, alone, cfg)
                 tell(ranks, results[str(ranks)], group, cfg)
-        check_scale(truth, group, cfg)
+        check_scale(trial, cfg)
         print_on_rank_0(
             "mean of own tokens: an expert's gradient comes back once for each rank; scaled, equal"
         )
         print_on_rank_0(
             "exchange by torch's functional collectives and by torch.distributed.nn: the same bits"
         )
-        check_grouped(fresh(truth, group, cfg).blocks[0].mlp.experts, cfg)
+        check_grouped(trial.model().blocks[0].mlp.experts, cfg)
         print_on_rank_0("F.grouped_mm: equal to the loop over experts in float32, forward and backward")
         record_results("21_gpt", results)
 

@@ -1,89 +1,14 @@
 """Planted faults of lesson 22."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
-    Fault(
-        lab="22_mesh",
-        old="in reversed(sizes)",
-        new="in sizes",
-        told="torch counts as we do",
-        ranks=4,
-    ),
-    Fault(
-        lab="22_mesh",
-        old='DistributedSampler(batch, num_replicas=mesh["dp"].size(), rank=dp, shuffle=False)',
-        new="DistributedSampler(batch, shuffle=False)",
-        told="rows: the same along tp, others along dp",
-        ranks=4,
-    ),
     Fault(
         lab="22_figure",
         old='FIGURE_5 = {"dp": 2, "pp": 2, "cp": 2, "tp": 2}',
         new='FIGURE_5 = {"tp": 2, "cp": 2, "pp": 2, "dp": 2}',
         told="tp: GPU 0 is to be with GPU 1",
         ranks=0,
-    ),
-    Fault(
-        lab="22_strategies",
-        old="step = steps_of(optimizer, mean_of_rows(job, model))",
-        new="step = steps_of(optimizer, mean_of_rows(job, model, 0, 2))",
-        told="single, step 0: loss",
-        run="22_table",
-        ranks=4,
-        arguments=("--only", "single"),
-    ),
-    Fault(
-        lab="22_strategies",
-        old="        fully_shard(unit, mesh=mesh, **options)\n",
-        new="        pass\n",
-        told="FSDP: a step calls dp all_gather (1, ",
-        run="22_table",
-        ranks=4,
-        arguments=("--only", "FSDP"),
-    ),
-    Fault(
-        lab="22_strategies",
-        old="            block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n",
-        new="            pass\n",
-        told="FSDP, checkpointing: forward leaves ",
-        run="22_table",
-        ranks=4,
-        arguments=("--only", "FSDP, checkpointing"),
-    ),
-    Fault(
-        lab="16_executor",
-        old="warm_up = min(ranks - rank, micro_batches)",
-        new="warm_up = micro_batches",
-        told="PP, 1F1B: 8 micro-batches at once",
-        run="22_table",
-        ranks=4,
-        arguments=("--only", "PP, 1F1B"),
-    ),
-    Fault(
-        lab="22_strategies",
-        old="    shard_units(model, model.blocks, joined)\n    sum_gradients_only(model)\n",
-        new="    shard_units(model, model.blocks, joined)\n",
-        told="FSDP x CP, step 0: gradient of",
-        run="22_table",
-        ranks=4,
-        arguments=("--only", "FSDP x CP"),
-    ),
-    Fault(
-        lab="22_table",
-        old=" / (count // parameter.numel())",
-        new="",
-        told="DDP: the norm of the gradient is",
-        ranks=4,
-        arguments=("--only", "DDP"),
-    ),
-    Fault(
-        lab="22_table",
-        old="else wire_bytes() - before",
-        new="else 0",
-        told="required and on the wire",
-        ranks=4,
-        arguments=("--only", "DDP"),
     ),
     Fault(
         lab="22_torch",
@@ -95,22 +20,82 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="22_load",
-        old="norm = torch.stack(norms).norm()",
-        new="norm = torch.stack(norms).sum()",
-        told=", step 0: gradient of",
-        ranks=4,
-    ),
-    Fault(
-        lab="22_norm",
-        old='partial(fsdp_tp, data=("dp", "tp"))',
-        new="fsdp_tp",
-        told="rows of its own for each rank were to give another loss",
-        ranks=4,
-    ),
-    Fault(
-        lab="22_load",
         old='dcp.load({"model": state, "optimizer": moments}, checkpoint_id=folder)',
         new='dcp.load({"model": state}, checkpoint_id=folder)',
         told=", after loading, step 0: parameter",
+    ),
+    *group_of(
+        Fault(lab="22_mesh", old="in reversed(sizes)", new="in sizes", told="torch counts as we do"),
+        Fault(
+            lab="22_mesh",
+            old='DistributedSampler(batch, num_replicas=mesh["dp"].size(), rank=dp, shuffle=False)',
+            new="DistributedSampler(batch, shuffle=False)",
+            told="rows: the same along tp, others along dp",
+        ),
+        Fault(
+            lab="22_load",
+            old="norm = torch.stack(norms).norm()",
+            new="norm = torch.stack(norms).sum()",
+            told=", step 0: gradient of",
+        ),
+        Fault(
+            lab="22_norm",
+            old='partial(fsdp_tp, data=("dp", "tp"))',
+            new="fsdp_tp",
+            told="rows of its own for each rank were to give another loss",
+        ),
+        ranks=4,
+    ),
+    *group_of(
+        Fault(
+            lab="22_rows_data",
+            old="step = steps_of(optimizer, mean_of_rows(job, model))",
+            new="step = steps_of(optimizer, mean_of_rows(job, model, 0, 2))",
+            told="single, step 0: loss",
+            arguments=("--only", "single"),
+        ),
+        Fault(
+            lab="19_sharding",
+            old="        fully_shard(unit, mesh=mesh, **options)\n",
+            new="        pass\n",
+            told="FSDP: a step calls dp all_gather (1, ",
+            arguments=("--only", "FSDP"),
+        ),
+        Fault(
+            lab="22_rows_sharded",
+            old="            block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n",
+            new="            pass\n",
+            told="FSDP, checkpointing: forward leaves ",
+            arguments=("--only", "FSDP, checkpointing"),
+        ),
+        Fault(
+            lab="16_executor",
+            old="warm_up = min(ranks - rank, micro_batches)",
+            new="warm_up = micro_batches",
+            told="PP, 1F1B: 8 micro-batches at once",
+            arguments=("--only", "PP, 1F1B"),
+        ),
+        Fault(
+            lab="22_rows_sequence",
+            old="    shard_units(model, joined)\n    sum_gradients_only(model)\n",
+            new="    shard_units(model, joined)\n",
+            told="FSDP x CP, step 0: gradient of",
+            arguments=("--only", "FSDP x CP"),
+        ),
+        run="22_table",
+        ranks=4,
+    ),
+    *group_of(
+        Fault(
+            lab="22_table",
+            old=" / (count // parameter.numel())",
+            new="",
+            told="DDP: the norm of the gradient is",
+        ),
+        Fault(
+            lab="22_table", old="else wire_bytes() - before", new="else 0", told="required and on the wire"
+        ),
+        ranks=4,
+        arguments=("--only", "DDP"),
     ),
 ]

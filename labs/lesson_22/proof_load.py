@@ -10,7 +10,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,18 +29,19 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shared.comm.broadcast import broadcast_from_rank_0
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results, results_folder
 from shared.runtime.run import run
-from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import Step, assert_same_training
+from shared.training.gpt import GPT, GPTConfig, loss_sum
+from shared.training.one_process import Step, assert_same_training, train_steps
 from shared.training.parity import assert_all_equal
+from shared.training.trial import LossOf, Trial
 
 from lab_22_mesh import Sizes
 from lab_22_torch import ROWS, WIDTH, Block, parallelize, train_step
+from lesson_19.sharding import shard_units
 
 # It warns that a tensor which is divided over two dimensions takes two all-gathers.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -62,10 +62,19 @@ class Config:
     max_norm: float = 0.5  # less than any norm here, so that clipping matters
     tolerance: float = 1e-12  # float64
 
+    @property
+    def steps(self) -> int:
+        return self.saved_after + self.more
+
 
 def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
     """Sizes that ``ranks`` divides."""
     return GPTConfig(16 * ranks, 8 * ranks, 8 * ranks, 2 * ranks, cfg.layers)
+
+
+def new_trial(group: Group, cfg: Config) -> Trial:
+    """The batch is that of all ranks together."""
+    return Trial(gpt_config(group.world_size, cfg), group, replace(cfg, rows=cfg.rows * group.world_size))
 
 
 def layouts(ranks: int) -> list[Sizes]:
@@ -107,9 +116,7 @@ def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optim
     if mesh is not None and mesh["tp"].size() > 1:
         split_layers(model, mesh["tp"])
     if mesh is not None and mesh["dp"].size() > 1:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
+        shard_units(model, mesh["dp"])
     # Some parameters lie on dp x tp, others on dp alone: foreach, the default on GPUs, refuses the mix.
     return torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps, foreach=False)
 
@@ -134,16 +141,15 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def backward(model: GPT, number: int, mesh: DeviceMesh | None, group: Group, cfg: Config) -> torch.Tensor:
-    """Gradients of the mean over the whole batch, of which this rank reads the part of its place along dp."""
-    tokens, labels = token_batch(model.cfg, cfg.rows * group.world_size, number)
-    if mesh is not None:
-        index, parts = mesh.get_local_rank("dp"), mesh["dp"].size()
-        tokens, labels = tokens.chunk(parts)[index], labels.chunk(parts)[index]
-    logits = model(tokens.to(group.device))
-    loss = loss_sum(logits, labels.to(group.device)) / labels.numel()
-    loss.backward()
-    return loss.detach()
+def loss_of_part(mesh: DeviceMesh | None, trial: Trial, first: int = 0) -> LossOf:
+    """The mean over the rows of this rank's place along dp; steps are counted from ``first``."""
+    index, parts = (0, 1) if mesh is None else (mesh.get_local_rank("dp"), mesh["dp"].size())
+
+    def loss_of(model: GPT, number: int) -> torch.Tensor:
+        tokens, labels = (tensor.chunk(parts)[index] for tensor in trial.batch(first + number))
+        return loss_sum(model(tokens), labels) / labels.numel()
+
+    return loss_of
 
 
 def train(
@@ -151,36 +157,35 @@ def train(
     optimizer: torch.optim.Optimizer,
     steps: range,
     mesh: DeviceMesh | None,
-    group: Group,
+    trial: Trial,
     cfg: Config,
 ) -> list[Step]:
     """What each step leaves behind: the loss, clipped gradients and parameters, all of them whole."""
-    done = []
-    for number in steps:
-        optimizer.zero_grad()
-        loss = backward(model, number, mesh, group, cfg)
-        norm = clip_by_mesh(model.parameters(), cfg.max_norm)
+
+    def clip(gpt: nn.Module, loss: torch.Tensor) -> None:
+        norm = clip_by_mesh(gpt.parameters(), cfg.max_norm)
         if norm < cfg.max_norm:
             raise CourseError(f"a norm of {norm:.3f}: nothing was clipped")
-        optimizer.step()
         dist.all_reduce(loss)
-        gradients = {name: whole(p.grad).clone() for name, p in model.named_parameters()}
-        done.append(Step(loss / group.world_size, gradients, dict(parameters(model))))
+        loss /= trial.group.world_size
+
+    done = train_steps(model, optimizer, loss_of_part(mesh, trial, steps.start), len(steps), clip)
+    for step in done:
+        for tensors in (step.gradients, step.parameters):
+            for name, tensor in tensors.items():
+                tensors[name] = whole(tensor)
     return done
 
 
-def train_alone(model: GPT, steps: range, group: Group, cfg: Config) -> list[Step]:
+def train_alone(trial: Trial, cfg: Config) -> list[Step]:
     """The same in one process, clipped by torch."""
+    model = trial.model()
     optimizer = torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps)
-    done = []
-    for number in steps:
-        optimizer.zero_grad()
-        loss = backward(model, number, None, group, cfg)
-        nn.utils.clip_grad_norm_(model.parameters(), cfg.max_norm)
-        optimizer.step()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        done.append(Step(loss, gradients, dict(parameters(model))))
-    return done
+
+    def clip(gpt: nn.Module, _: torch.Tensor) -> None:
+        nn.utils.clip_grad_norm_(gpt.parameters(), cfg.max_norm)
+
+    return train_steps(model, optimizer, loss_of_part(None, trial), cfg.steps, clip)
 
 
 def parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -199,21 +204,6 @@ def mesh_of(sizes: Sizes, group: Group) -> DeviceMesh | None:
     return init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def one_truth(group: Group, cfg: Config) -> dict[str, torch.Tensor]:
-    model = GPT(gpt_config(group.world_size, cfg)).to(group.device)
-    broadcast_from_rank_0(model.parameters())
-    return model.state_dict()
-
-
-def new_model(group: Group, cfg: Config, start: dict | None = None) -> GPT:
-    """With numbers of this rank's own, or with those of ``start``."""
-    torch.manual_seed(1 + group.rank)
-    model = GPT(gpt_config(group.world_size, cfg)).to(group.device)
-    if start is not None:
-        model.load_state_dict(start)
-    return model
-
-
 def empty_folder(name: str, group: Group) -> Path:
     folder = results_folder() / "proof_load" / name
     if group.rank == 0:
@@ -222,13 +212,14 @@ def empty_folder(name: str, group: Group) -> Path:
     return folder
 
 
-def save(start: dict, alone: list[Step], group: Group, cfg: Config) -> tuple[Path, list]:
+def save(trial: Trial, alone: list[Step], cfg: Config) -> tuple[Path, list]:
     """Train in the first layout and save. The folder, and the whole parameters as they were then."""
+    group = trial.group
     sizes = layouts(group.world_size)[0]
     mesh = mesh_of(sizes, group)
-    model = new_model(group, cfg, start)
+    model = trial.model()
     optimizer = build(model, mesh, cfg)
-    ours = train(model, optimizer, range(cfg.saved_after), mesh, group, cfg)
+    ours = train(model, optimizer, range(cfg.saved_after), mesh, trial, cfg)
     assert_same_training(in_words(sizes), ours, alone[: cfg.saved_after], cfg.tolerance)
     folder = empty_folder("shards", group)
     state, moments = get_state_dict(model, optimizer)
@@ -239,18 +230,17 @@ def save(start: dict, alone: list[Step], group: Group, cfg: Config) -> tuple[Pat
     return folder, parameters(model)
 
 
-def load(sizes: Sizes, folder: Path, saved: list, alone: list[Step], group: Group, cfg: Config) -> None:
+def load(sizes: Sizes, folder: Path, saved: list, alone: list[Step], trial: Trial, cfg: Config) -> None:
     """Load into this layout, compare with what was saved, train on beside one process."""
-    mesh = mesh_of(sizes, group)
-    model = new_model(group, cfg)
+    mesh = mesh_of(sizes, trial.group)
+    model = trial.new()
     optimizer = build(model, mesh, cfg)
     state, moments = get_state_dict(model, optimizer)
     dcp.load({"model": state, "optimizer": moments}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=moments)
     assert_all_equal(f"loaded into {in_words(sizes)}:", parameters(model), saved, 0.0)
     print_on_rank_0(f"loaded into {in_words(sizes)}: equal bit for bit; rank 0 has {local_shape(model)}")
-    more = range(cfg.saved_after, cfg.saved_after + cfg.more)
-    ours = train(model, optimizer, more, mesh, group, cfg)
+    ours = train(model, optimizer, range(cfg.saved_after, cfg.steps), mesh, trial, cfg)
     assert_same_training(f"{in_words(sizes)}, after loading", ours, alone[cfg.saved_after :], cfg.tolerance)
 
 
@@ -293,13 +283,12 @@ def prove_the_open_script(group: Group, cfg: Config) -> None:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         prove_the_open_script(group, cfg)
-        start = one_truth(group, cfg)
-        steps = range(cfg.saved_after + cfg.more)
-        alone = train_alone(new_model(group, cfg, start), steps, group, cfg)
-        folder, saved = save(start, alone, group, cfg)
+        trial = new_trial(group, cfg)
+        alone = train_alone(trial, cfg)
+        folder, saved = save(trial, alone, cfg)
         others = [*layouts(group.world_size)[1:], {"dp": 1, "tp": 1}]
         for sizes in others:
-            load(sizes, folder, saved, alone, group, cfg)
+            load(sizes, folder, saved, alone, trial, cfg)
         print_on_rank_0(f"each: {cfg.more} steps more, as one process that was never interrupted")
 
         back = plain_parts(group)

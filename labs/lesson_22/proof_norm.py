@@ -20,10 +20,12 @@ from shared.training.parity import assert_equal
 from shared.training.storages import local_of
 
 from lesson_22 import proof_load as by_torch
-from lesson_22.proof_strategies import Truths, fsdp_tp, pp_1f1b
 from lesson_22.proof_table import finish_step, global_norm, gradients_of
 from lesson_22.rows import Config as TableConfig
 from lesson_22.rows import Job, Row
+from lesson_22.rows_pipeline import pp_1f1b
+from lesson_22.rows_tensor import fsdp_tp
+from lesson_22.strategies import Truths
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,11 @@ def rows_of_their_own(truths: Truths, cfg: Config) -> str:
 
 def torchs_clipping(group: Group, cfg: Config) -> str:
     """What clip_grad_norm_ says where FSDP and TP have divided some parameters, FSDP alone the others."""
-    model = by_torch.new_model(group, cfg.model, by_torch.one_truth(group, cfg.model))
+    trial = by_torch.new_trial(group, cfg.model)
+    model = trial.model()
     mesh = by_torch.mesh_of({"dp": 2, "tp": group.world_size // 2}, group)
     by_torch.build(model, mesh, cfg.model)
-    by_torch.backward(model, 0, mesh, group, cfg.model)
+    by_torch.loss_of_part(mesh, trial)(model, 0).backward()
     try:
         nn.utils.clip_grad_norm_(model.parameters(), cfg.model.max_norm)
     except RuntimeError as error:

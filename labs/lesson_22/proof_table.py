@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.kernel import wire_bytes
@@ -27,9 +27,10 @@ from shared.training.gpt import GPT, loss_sum, token_batch
 from shared.training.one_process import Step, assert_same_training
 from shared.training.storages import local_of
 
+from lesson_19.sharding import shard_units
 from lesson_22.memory import Held, Memory, Watch, dimension, look_before_backward
-from lesson_22.proof_strategies import Build, Truths, rows_for
 from lesson_22.rows import Config, Job, Row, Traffic, kinds
+from lesson_22.strategies import Build, Truths, rows_for
 
 
 def gradients_of(row: Row) -> dict[str, torch.Tensor]:
@@ -216,10 +217,7 @@ def bytes_of_a_number(group: Group, cfg: Config) -> dict[str, float]:
     autocast = partial(torch.autocast, group.device.type, short)
 
     def sharded(policy: MixedPrecisionPolicy) -> GPT:
-        model = GPT(gpt).to(group.device)
-        for block in model.blocks:
-            fully_shard(block, mp_policy=policy)
-        return fully_shard(model, mp_policy=policy)
+        return shard_units(GPT(gpt).to(group.device), mp_policy=policy)
 
     def sent(model: torch.nn.Module, context: Callable[[], AbstractContextManager] = nullcontext) -> float:
         numbers = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""What a row of the table of lesson 22 is, and what it is built from. The rows: proof_strategies.py."""
+"""What a row of the table of lesson 22 is, and what it is built from. The rows: rows_*.py."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.runtime.group import Group
 from shared.training.gpt import GPT, GPTConfig, loss_sum, token_batch
-from shared.training.one_process import PartOf, train_alone, whole
+from shared.training.one_process import PartOf, train_steps, whole
 from shared.training.storages import GRADIENTS, OPTIMIZER, PARAMETERS
 
 Sizes = dict[str, int]  # {dimension: its size}
@@ -50,7 +50,7 @@ class Truth:
             return loss_sum(one(tokens), labels) / labels.numel()
 
         optimizer = torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps)
-        self.steps = train_alone(model, optimizer, loss_of, cfg.steps)
+        self.steps = train_steps(model, optimizer, loss_of, cfg.steps)
         self.norms = [nn.utils.get_total_norm(step.gradients.values()) for step in self.steps]
 
 

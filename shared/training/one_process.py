@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,18 +54,28 @@ def step_of(loss: torch.Tensor, named: Iterable[tuple[str, nn.Parameter]]) -> St
     return step
 
 
-def train_alone(
+def train_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | PlainSGD,
-    loss_of: Callable[[nn.Module, int], torch.Tensor],
+    loss_of: Callable[[Any, int], torch.Tensor],
     steps: int,
+    after_backward: Callable[[nn.Module, torch.Tensor], None] | None = None,
 ) -> list[Step]:
-    """The truth that strategies are held against: ``loss_of(model, step)`` is that of the whole batch."""
+    """The one loop of all strategies, and of the one process that they are held against.
+
+    Args:
+        loss_of: (model, step) to the loss: of the whole batch in one process, of a rank's part on ranks.
+        after_backward: gets the model and a copy of the loss. On ranks that have parts of the batch it makes
+            gradients and loss, in place, those of the whole batch.
+    """
     done = []
     for number in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, number)
         loss.backward()
+        loss = loss.detach().clone()
+        if after_backward is not None:
+            after_backward(model, loss)
         optimizer.step()
         done.append(step_of(loss, model.named_parameters()))
     return done
