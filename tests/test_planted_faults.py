@@ -22,6 +22,7 @@ FAULTS = all_faults()
 CLAIMS_NOTHING = {"09_bench_ddp", "11_loop"}  # one measures, one is an example: no fault turns them red
 SHORTEST_WORDS = 12
 LAB_RUN = re.compile(r"\blab_(\d\d_\w+)\.py|\blesson_(\d\d)/(?:proof_)?(\w+)\.py")
+KEPT = re.compile(r"/proof_(\w+)\.txt")  # what proofs that shared a launch have said
 SLIPS = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 
 
@@ -35,7 +36,8 @@ def said_without_a_fault() -> dict[str, str]:
     for path in LESSON_PATHS:
         for cell in cells_of(nbformat.read(path, 4), "code"):
             commands = [line for line in cell.source.splitlines() if line.startswith("!")]
-            for lab, *module in LAB_RUN.findall("\n".join(commands)):
+            shown = [(path.name[:2], proof) for proof in KEPT.findall("\n".join(commands))]
+            for lab, *module in [*LAB_RUN.findall("\n".join(commands)), *(("", *pair) for pair in shown)]:
                 name = lab or "_".join(module)
                 outputs[name] = outputs.get(name, "") + text_of(cell)
     return outputs
