@@ -5,7 +5,7 @@ The tables are ``faults.py`` and ``answers.py`` of each lesson's room, ``labs/le
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent, indent
@@ -131,6 +131,11 @@ class Fault:
     def lesson(self) -> str:
         """Two digits."""
         return self.lab.removeprefix("lesson_")[:2]
+
+
+def group_of(*faults: Fault, **common) -> list[Fault]:
+    """The faults, with what they have in common, such as ``run`` and ``ranks``."""
+    return [replace(fault, **common) for fault in faults]
 
 
 def place_of(name: str, root: Path) -> Path:
