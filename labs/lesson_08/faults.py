@@ -1,6 +1,6 @@
 """Planted faults of lesson 08."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
     Fault(lab="08_ddp", old="    optimizer.step()\n", new="", told="the model has not learned"),
@@ -10,60 +10,45 @@ FAULTS: list[Fault] = [
         new="torch.save(build().state_dict(), path)",
         told="the file was to hold the trained model",
     ),
-    Fault(
-        lab="08_ddp",
-        old="        dist.broadcast(buffer, src=0)\n",
-        new="        pass\n",
-        told="evaluate 1.running_mean: rank",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="DistributedDataParallel(model, ",
-        new="DistributedDataParallel(model, init_sync=False, ",
-        told="after construction frozen.weight: differs by",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="cross_entropy(ddp(",
-        new="cross_entropy(ddp.module(",
-        told="gradient first.weight: differs by",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="y.to(device)) / MICRO_BATCHES",
-        new="y.to(device))",
-        told="gradient first.weight: differs by",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="loader.sampler.set_epoch(epoch)",
-        new="pass",
-        told="the same order",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="DistributedSampler(data,",
-        new="DistributedSampler(data, rank=0,",
-        told="each image should be on one rank",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="    dist.all_reduce(counts)\n",
-        new="",
-        told="evaluate counts (",
-        run="08_equal",
-    ),
-    Fault(
-        lab="08_ddp",
-        old="nullcontext() if is_last else ddp.no_sync()",
-        new="nullcontext()",
-        told="19 steps of 11,344 bytes: {'all_reduce': 114}",
+    *group_of(
+        Fault(
+            lab="08_ddp",
+            old="        dist.broadcast(buffer, src=0)\n",
+            new="        pass\n",
+            told="evaluate 1.running_mean: rank",
+        ),
+        Fault(
+            lab="08_ddp",
+            old="DistributedDataParallel(model, ",
+            new="DistributedDataParallel(model, init_sync=False, ",
+            told="after construction frozen.weight: differs by",
+        ),
+        Fault(
+            lab="08_ddp",
+            old="cross_entropy(ddp(",
+            new="cross_entropy(ddp.module(",
+            told="gradient first.weight: differs by",
+        ),
+        Fault(
+            lab="08_ddp",
+            old="y.to(device)) / MICRO_BATCHES",
+            new="y.to(device))",
+            told="gradient first.weight: differs by",
+        ),
+        Fault(lab="08_ddp", old="loader.sampler.set_epoch(epoch)", new="pass", told="the same order"),
+        Fault(
+            lab="08_ddp",
+            old="DistributedSampler(data,",
+            new="DistributedSampler(data, rank=0,",
+            told="each image should be on one rank",
+        ),
+        Fault(lab="08_ddp", old="    dist.all_reduce(counts)\n", new="", told="evaluate counts ("),
+        Fault(
+            lab="08_ddp",
+            old="nullcontext() if is_last else ddp.no_sync()",
+            new="nullcontext()",
+            told="19 steps of 11,344 bytes: {'all_reduce': 114}",
+        ),
         run="08_equal",
     ),
     Fault(

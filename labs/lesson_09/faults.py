@@ -1,6 +1,6 @@
 """Planted faults of lesson 09."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 EARLY = "0 all-reduces are launched before the last of 6 gradients is ready"
 CROSSED = "crossed layers, step"
@@ -24,68 +24,61 @@ FAULTS: list[Fault] = [
         new="",
         told="gradient first.weight: differs by",
     ),
-    # All is sent when backward is over.
-    Fault(
-        lab="09_overlapped",
-        old="        self._launch_in_turn()\n\n    def _launch",
-        new="        if len(self.arrived) == len(self.trainable):\n"
-        "            self._launch_in_turn()\n\n    def _launch",
-        told=EARLY,
-        run="09_equal",
-    ),
-    # The all-reduce blocks inside the hook.
-    Fault(
-        lab="09_overlapped",
-        old="            self.launched += 1\n",
-        new="            bucket.work.wait()\n            self.launched += 1\n",
-        told="backward waits inside a hook until the other ranks join",
-        run="09_equal",
-    ),
-    # What an easy net does not show: the eight faults below passed all checks before.
-    Fault(
-        lab="09_overlapped", old="            bucket.work.wait()\n", new="", told=TOO_EARLY, run="09_equal"
-    ),
-    Fault(  # each rank's own order of arrival
-        lab="09_overlapped",
-        old="            dist.broadcast(order, group=self.process_group, group_src=0)\n",
-        new="",
-        told=CROSSED,
-        run="09_equal",
-    ),
-    Fault(
-        lab="09_overlapped",
-        old="        broadcast_from_rank_0(self.module.buffers(), self.process_group)\n        return",
-        new="        return",
-        told="a forward began with buffers of its own",
-        run="09_equal",
-    ),
-    Fault(  # no guard after the first step
-        lab="09_overlapped",
-        old="        if unused:\n",
-        new="        if unused and not self.follows_arrival:\n",
-        told="after 2 backwards, one that left a parameter out ended without an error",
-        run="09_equal",
-    ),
-    # Buckets ignore the order of arrival.
-    Fault(
-        lab="09_overlapped",
-        old="self._make_buckets(order.tolist())",
-        new="self._make_buckets(list(reversed(range(len(order)))))",
-        told=ARRIVAL,
-        run="09_equal",
-    ),
-    Fault(
-        lab="09_overlapped",
-        old="[bucket_cap_mb * MIB] * 2",
-        new="[2 * MIB] * 2",
-        told="float32, bucket_cap_mb 25: ours are [[",
-        run="09_equal",
-    ),
-    Fault(
-        lab="09_overlapped",
-        old="cap = caps[1] if dtype in begun else caps[0]",
-        new="cap = caps[1] if begun else caps[0]",
-        told="float32 and bfloat16, bucket_cap_mb None: ours are",
+    *group_of(
+        # All is sent when backward is over.
+        Fault(
+            lab="09_overlapped",
+            old="        self._launch_in_turn()\n\n    def _launch",
+            new="        if len(self.arrived) == len(self.trainable):\n"
+            "            self._launch_in_turn()\n\n    def _launch",
+            told=EARLY,
+        ),
+        # The all-reduce blocks inside the hook.
+        Fault(
+            lab="09_overlapped",
+            old="            self.launched += 1\n",
+            new="            bucket.work.wait()\n            self.launched += 1\n",
+            told="backward waits inside a hook until the other ranks join",
+        ),
+        # What an easy net does not show: the eight faults below passed all checks before.
+        Fault(lab="09_overlapped", old="            bucket.work.wait()\n", new="", told=TOO_EARLY),
+        Fault(  # each rank's own order of arrival
+            lab="09_overlapped",
+            old="            dist.broadcast(order, group=self.process_group, group_src=0)\n",
+            new="",
+            told=CROSSED,
+        ),
+        Fault(
+            lab="09_overlapped",
+            old="        broadcast_from_rank_0(self.module.buffers(), self.process_group)\n        return",
+            new="        return",
+            told="a forward began with buffers of its own",
+        ),
+        Fault(  # no guard after the first step
+            lab="09_overlapped",
+            old="        if unused:\n",
+            new="        if unused and not self.follows_arrival:\n",
+            told="after 2 backwards, one that left a parameter out ended without an error",
+        ),
+        # Buckets ignore the order of arrival.
+        Fault(
+            lab="09_overlapped",
+            old="self._make_buckets(order.tolist())",
+            new="self._make_buckets(list(reversed(range(len(order)))))",
+            told=ARRIVAL,
+        ),
+        Fault(
+            lab="09_overlapped",
+            old="[bucket_cap_mb * MIB] * 2",
+            new="[2 * MIB] * 2",
+            told="float32, bucket_cap_mb 25: ours are [[",
+        ),
+        Fault(
+            lab="09_overlapped",
+            old="cap = caps[1] if dtype in begun else caps[0]",
+            new="cap = caps[1] if begun else caps[0]",
+            told="float32 and bfloat16, bucket_cap_mb None: ours are",
+        ),
         run="09_equal",
     ),
     Fault(

@@ -1,6 +1,6 @@
 """Planted faults of lesson 10."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 STEP = "10_one_step"
 
@@ -32,69 +32,64 @@ FAULTS: list[Fault] = [
         told="the loss or the model is not finite; try a lower --lr",
         arguments=("--lr", "10", "--clip", "0"),
     ),
-    Fault(
-        lab="10_train",
-        old="                    loss = F.cross_entropy(self.ddp(self.move(x)),",
-        new="                    scores = self.ddp(self.move(x))\n"
-        "                loss = F.cross_entropy(scores,",
-        told="bf16: scores are torch.bfloat16, the loss is torch.bfloat16",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_train",
-        old="nullcontext() if number == pieces else self.ddp.no_sync()",
-        new="nullcontext()",
-        told="in micro-batches: a step communicates by",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_train",
-        old="loss * self.ranks.size / batch_size",
-        new="loss / len(images)",
-        told="whole, step 1: 0.weight: differs by",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_batches",
-        old='seed_of(self.seed, "order", epoch)',
-        new='seed_of(self.seed, "order", epoch, self.rank)',
-        told="on 2 ranks step 0 takes other images than one process does",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_batches",
-        old='seed_of(self.seed, "order", epoch)',
-        new='seed_of(self.seed, "order")',
-        told="two epochs have the same order",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_batches",
-        old='seed_of(self.seed, "augmentation", epoch, index)',
-        new='seed_of(self.seed, "augmentation", epoch)',
-        told="all images of an epoch move alike",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_train",
-        old="share = range(ranks.rank, len(data.test), ranks.size)",
-        new="padded = len(data.test) + ranks.size - 1\n"
-        "    share = [i % len(data.test) for i in range(ranks.rank, padded, ranks.size)]",
-        told="evaluates 60 images,",
-        run=STEP,
-    ),
-    Fault(
-        lab="10_train",
-        old="nn.GroupNorm(4, 32)",
-        new="nn.BatchNorm2d(32)",
-        told="the default model mixes the images of a batch",
-        run=STEP,
-    ),
-    Fault(
-        lab="13_stopping",
-        old="self.work = dist.all_reduce(self.answer, dist.ReduceOp.MAX, group=self.group, async_op=True)",
-        new="pass",
-        told="the stop sign communicates by",
+    *group_of(
+        Fault(
+            lab="10_train",
+            old="                    loss = F.cross_entropy(self.ddp(self.move(x)),",
+            new="                    scores = self.ddp(self.move(x))\n"
+            "                loss = F.cross_entropy(scores,",
+            told="bf16: scores are torch.bfloat16, the loss is torch.bfloat16",
+        ),
+        Fault(
+            lab="10_train",
+            old="nullcontext() if number == pieces else self.ddp.no_sync()",
+            new="nullcontext()",
+            told="in micro-batches: a step communicates by",
+        ),
+        Fault(
+            lab="10_train",
+            old="loss * self.ranks.size / batch_size",
+            new="loss / len(images)",
+            told="whole, step 1: 0.weight: differs by",
+        ),
+        Fault(
+            lab="10_batches",
+            old='seed_of(self.seed, "order", epoch)',
+            new='seed_of(self.seed, "order", epoch, self.rank)',
+            told="on 2 ranks step 0 takes other images than one process does",
+        ),
+        Fault(
+            lab="10_batches",
+            old='seed_of(self.seed, "order", epoch)',
+            new='seed_of(self.seed, "order")',
+            told="two epochs have the same order",
+        ),
+        Fault(
+            lab="10_batches",
+            old='seed_of(self.seed, "augmentation", epoch, index)',
+            new='seed_of(self.seed, "augmentation", epoch)',
+            told="all images of an epoch move alike",
+        ),
+        Fault(
+            lab="10_train",
+            old="share = range(ranks.rank, len(data.test), ranks.size)",
+            new="padded = len(data.test) + ranks.size - 1\n"
+            "    share = [i % len(data.test) for i in range(ranks.rank, padded, ranks.size)]",
+            told="evaluates 60 images,",
+        ),
+        Fault(
+            lab="10_train",
+            old="nn.GroupNorm(4, 32)",
+            new="nn.BatchNorm2d(32)",
+            told="the default model mixes the images of a batch",
+        ),
+        Fault(
+            lab="13_stopping",
+            old="self.work = dist.all_reduce(self.answer, "
+            "dist.ReduceOp.MAX, group=self.group, async_op=True)",
+            new="pass",
+            told="the stop sign communicates by",
+        ),
         run=STEP,
     ),
     # Each rank keeps its own sums of the gradient.

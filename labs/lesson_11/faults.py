@@ -1,6 +1,6 @@
 """Planted faults of lesson 11."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 SAVING = "11_saving"
 
@@ -43,47 +43,43 @@ FAULTS: list[Fault] = [
         told="rename step_00000005: is left:",
         ranks=0,
     ),
-    # It gets its name at the next save only.
-    Fault(
-        lab="11_checkpointing",
-        old="        self.path.rename(self.final)\n",
-        new="""        for late in self.final.parent.glob("late_*"):
+    *group_of(
+        # It gets its name at the next save only.
+        Fault(
+            lab="11_checkpointing",
+            old="        self.path.rename(self.final)\n",
+            new="""        for late in self.final.parent.glob("late_*"):
             late.rename(late.with_name(late.name.removeprefix("late_")))
         self.path.rename(self.path.with_name(f"late_{self.final.name}"))
         return
 """,
-        told="the unbroken run: [0], ['step_00000005', 'step_00000010']",
-        run="11_kill_train",
-        ranks=0,
-    ),
-    # A checkpoint that is half removed must not look complete.
-    Fault(
-        lab="11_checkpointing",
-        old='shutil.rmtree(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
-        new="shutil.rmtree(path)",
-        told="looks complete and is not",
-        run="11_kill_train",
-        ranks=0,
-    ),
-    Fault(
-        lab="11_checkpointing",
-        old='        sync_to_disk(self.path / "run.json")\n',
-        new="",
-        told="run.json is renamed before it is flushed",
-        run="11_kill_train",
-        ranks=0,
-    ),
-    # Old ones go before the new one is there.
-    Fault(
-        lab="11_checkpointing",
-        old="        self.wait()\n        self.step = step\n",
-        new="""        self.wait()
+            told="the unbroken run: [0], ['step_00000005', 'step_00000010']",
+        ),
+        # A checkpoint that is half removed must not look complete.
+        Fault(
+            lab="11_checkpointing",
+            old='shutil.rmtree(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
+            new="shutil.rmtree(path)",
+            told="looks complete and is not",
+        ),
+        Fault(
+            lab="11_checkpointing",
+            old='        sync_to_disk(self.path / "run.json")\n',
+            new="",
+            told="run.json is renamed before it is flushed",
+        ),
+        # Old ones go before the new one is there.
+        Fault(
+            lab="11_checkpointing",
+            old="        self.wait()\n        self.step = step\n",
+            new="""        self.wait()
         if dist.get_rank() == 0:
             for old in complete_in(self.folder)[self.keep - 1 :]:
                 shutil.rmtree(old)
         self.step = step
 """,
-        told="the newest checkpoint is",
+            told="the newest checkpoint is",
+        ),
         run="11_kill_train",
         ranks=0,
     ),

@@ -1,6 +1,6 @@
 """Planted faults of lesson 25."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
     Fault(
@@ -16,75 +16,56 @@ FAULTS: list[Fault] = [
         new='and event["ts"] < end',
         told="numbers, the model has",
     ),
-    Fault(
-        lab="25_reader",
-        old="compute = without(merged(trace.spans(COMPUTE)), evaluation)",
-        new="compute = merged(trace.spans(COMPUTE))",
-        told="a step of a CPU",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_reader",
-        old="        data = without(data, compute)\n",
-        new="        pass\n",
-        told="a step of a GPU",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_reader",
-        old=".append(events[first].end - event.end)",
-        new=".append(events[first].start - event.start)",
-        told="shifts of the clocks",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_reader",
-        old="last = max(entered, key=entered.__getitem__)",
-        new="last = min(entered, key=entered.__getitem__)",
-        told="who comes last",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_reader",
-        old="entered = min(max(last - shifts[rank], event.start), event.end)",
-        new="entered = event.start",
-        told="waiting: [0.0, 0.0, 0.0], known is [80, 0, 75]",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_reader",
-        old='group = details.get("Process Group Name", ONLY)',
-        new="group = ONLY",
-        told="the trace does not say to which of 2 groups it belongs",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_reader",
-        old="together = any(op in flat for op in END_TOGETHER)",
-        new="together = True",
-        told="clocks with a broadcast",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_diagnose",
-        old="MOST = 2 / 3",
-        new="MOST = 1",
-        told="more compute on ranks (1,) of 2",
-        run="25_known",
-        ranks=0,
-    ),
-    Fault(
-        lab="25_diagnose",
-        old="for part in (*OWN, TRANSFER):",
-        new="for part in OWN:",
-        told="more transfer on all ranks",
+    *group_of(
+        Fault(
+            lab="25_reader",
+            old="compute = without(merged(trace.spans(COMPUTE)), evaluation)",
+            new="compute = merged(trace.spans(COMPUTE))",
+            told="a step of a CPU",
+        ),
+        Fault(
+            lab="25_reader",
+            old="        data = without(data, compute)\n",
+            new="        pass\n",
+            told="a step of a GPU",
+        ),
+        Fault(
+            lab="25_reader",
+            old=".append(events[first].end - event.end)",
+            new=".append(events[first].start - event.start)",
+            told="shifts of the clocks",
+        ),
+        Fault(
+            lab="25_reader",
+            old="last = max(entered, key=entered.__getitem__)",
+            new="last = min(entered, key=entered.__getitem__)",
+            told="who comes last",
+        ),
+        Fault(
+            lab="25_reader",
+            old="entered = min(max(last - shifts[rank], event.start), event.end)",
+            new="entered = event.start",
+            told="waiting: [0.0, 0.0, 0.0], known is [80, 0, 75]",
+        ),
+        Fault(
+            lab="25_reader",
+            old='group = details.get("Process Group Name", ONLY)',
+            new="group = ONLY",
+            told="the trace does not say to which of 2 groups it belongs",
+        ),
+        Fault(
+            lab="25_reader",
+            old="together = any(op in flat for op in END_TOGETHER)",
+            new="together = True",
+            told="clocks with a broadcast",
+        ),
+        Fault(lab="25_diagnose", old="MOST = 2 / 3", new="MOST = 1", told="more compute on ranks (1,) of 2"),
+        Fault(
+            lab="25_diagnose",
+            old="for part in (*OWN, TRANSFER):",
+            new="for part in OWN:",
+            told="more transfer on all ranks",
+        ),
         run="25_known",
         ranks=0,
     ),

@@ -1,37 +1,35 @@
 """Planted faults of lesson 27."""
 
-from tests.planted import Fault
+from tests.planted import Fault, group_of
 
 from lesson_27 import needs
 
 # Machines, wires, launches.
 HOSTS: list[Fault] = [
-    Fault(
-        lab="27_broken",
-        old='f"127.0.1.1 {host.name}"',
-        new='f"{host.address} {host.name}"',
-        told="all ranks were to fail, but they say",
+    *group_of(
+        Fault(
+            lab="27_broken",
+            old='f"127.0.1.1 {host.name}"',
+            new='f"{host.address} {host.name}"',
+            told="all ranks were to fail, but they say",
+            missing=needs.cables,
+        ),
+        Fault(
+            lab="27_hosts",
+            old="HEADERS = 14 + 20 + 32",
+            new="HEADERS = 14 + 20 + 20",
+            told="bytes were sent, the network card has counted",
+            missing=needs.hosts,
+        ),
+        Fault(
+            lab="27_launch",
+            old='"GLOO_SOCKET_IFNAME": "eth0"',
+            new='"GLOO_SOCKET_IFNAME": "eth1"',
+            told="Unable to find address for: eth1",
+            missing=needs.hosts,
+        ),
         launch="python",
         ranks=0,
-        missing=needs.cables,
-    ),
-    Fault(
-        lab="27_hosts",
-        old="HEADERS = 14 + 20 + 32",
-        new="HEADERS = 14 + 20 + 20",
-        told="bytes were sent, the network card has counted",
-        launch="python",
-        ranks=0,
-        missing=needs.hosts,
-    ),
-    Fault(
-        lab="27_launch",
-        old='"GLOO_SOCKET_IFNAME": "eth0"',
-        new='"GLOO_SOCKET_IFNAME": "eth1"',
-        told="Unable to find address for: eth1",
-        launch="python",
-        ranks=0,
-        missing=needs.hosts,
     ),
     Fault(
         lab="27_who",
@@ -50,42 +48,35 @@ HOSTS: list[Fault] = [
     ),
 ]
 SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes
-    Fault(
-        lab="27_train.sbatch",
-        old='scancel --signal=TERM "$SLURM_JOB_ID.0"',
-        new='scontrol requeue "$SLURM_JOB_ID"',
-        told="of 2 ranks have saved, then all were killed",  # none or one, by chance
-        run="27_notice",
-        ranks=0,
-        launch="python",
-        missing=needs.slurm,
-    ),
-    Fault(
-        lab="27_train.sbatch",
-        old="srun --kill-on-bad-exit=1 ",
-        new="srun ",
-        told="failure: waited for the end of a job of which a rank has failed",
-        run="27_notice",
-        arguments=("failure",),
-        ranks=0,
-        launch="python",
-        missing=needs.slurm,
-    ),
-    Fault(
-        lab="27_per_gpu.sbatch",
-        old="LOCAL_RANK=$SLURM_LOCALID",
-        new="LOCAL_RANK=$SLURM_PROCID",
-        told="node, rank, local rank and world size of the ranks: expected",
-        run="27_per_gpu",
-        ranks=0,
-        launch="python",
-        missing=needs.slurm,
-    ),
-    Fault(
-        lab="27_requeue",
-        old='"--signal=USR1", "--batch"',
-        new='"--signal=USR1"',
-        told="a rank has ended before anybody sent it SIGTERM",
+    *group_of(
+        Fault(
+            lab="27_train.sbatch",
+            old='scancel --signal=TERM "$SLURM_JOB_ID.0"',
+            new='scontrol requeue "$SLURM_JOB_ID"',
+            told="of 2 ranks have saved, then all were killed",  # none or one, by chance
+            run="27_notice",
+        ),
+        Fault(
+            lab="27_train.sbatch",
+            old="srun --kill-on-bad-exit=1 ",
+            new="srun ",
+            told="failure: waited for the end of a job of which a rank has failed",
+            run="27_notice",
+            arguments=("failure",),
+        ),
+        Fault(
+            lab="27_per_gpu.sbatch",
+            old="LOCAL_RANK=$SLURM_LOCALID",
+            new="LOCAL_RANK=$SLURM_PROCID",
+            told="node, rank, local rank and world size of the ranks: expected",
+            run="27_per_gpu",
+        ),
+        Fault(
+            lab="27_requeue",
+            old='"--signal=USR1", "--batch"',
+            new='"--signal=USR1"',
+            told="a rank has ended before anybody sent it SIGTERM",
+        ),
         ranks=0,
         launch="python",
         missing=needs.slurm,
