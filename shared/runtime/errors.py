@@ -1,4 +1,9 @@
-"""Complaints that are shown as one line, without a traceback; what gloo says when another rank is gone."""
+"""Complaints that are shown as one line, without a traceback; what gloo says when another rank is gone.
+
+In a proof, ``assert`` checks what the lesson claims about numbers at hand. A parallel result is compared with
+another way to compute it by ``shared.training.parity``, which raises ``ParityError``. ``CourseError`` is for
+what the reader has to be told in one line.
+"""
 
 import re
 
