@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.runtime.errors import CourseError
+from shared.runtime.errors import CourseError, waited_in_vain
 from shared.runtime.group import process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.run import run
@@ -129,8 +129,7 @@ def assert_times_out(call: Callable) -> None:
     try:
         call()
     except RuntimeError as error:
-        # A rank that gave up earlier closes its connections, and others may hear of that instead.
-        if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
+        if not waited_in_vain(error):
             raise
     else:
         raise CourseError("this call was to wait in vain, but it returned")

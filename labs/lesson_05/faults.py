@@ -15,7 +15,7 @@ FAULTS: list[Fault] = [
         lab="05_other_ways",
         old="        x += incoming\n        passing = incoming",
         new="        x += passing\n        passing = incoming",
-        told="whole-tensor ring is off by",
+        told="whole-tensor ring: differs by",
     ),
     Fault(
         lab="05_other_ways",

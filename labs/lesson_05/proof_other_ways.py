@@ -12,6 +12,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,7 @@ def main(cfg: Config) -> None:
             expected = x.clone()
             dist.all_reduce(expected)
             all_reduce(x)
-            off = (x - expected).abs().max().item()
-            if off > cfg.tolerance:
-                raise CourseError(f"{way} is off by {off:.1e}")
+            assert_equal(way, x, expected, cfg.tolerance)
             same = same_on_all_ranks(x)
             if same != (way != "whole-tensor ring" or n == 2):
                 raise CourseError(f"{way}: {'the same' if same else 'different'} bits on the ranks")

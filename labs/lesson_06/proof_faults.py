@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.errors import CourseError, ParityError, waited_in_vain
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.results import record_results
@@ -167,8 +167,7 @@ def own_loop(cfg: Config, group: Group) -> OwnLoop:
                 dist.all_reduce(notes, group=own)  # stands for average_gradients
                 seen.together.append((tuple(notes[0].tolist()), tuple(notes[1].tolist())))
     except RuntimeError as error:
-        # The others are through. If one of them has closed its connections, this rank hears of that instead.
-        if not any(text in str(error) for text in ("Timed out waiting", "Connection", "closed")):
+        if not waited_in_vain(error):
             raise
         seen.end = "timed out"
     return seen

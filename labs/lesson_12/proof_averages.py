@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
-from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.errors import CourseError, ParityError, neighbour_is_gone
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.results import record_results
@@ -89,7 +89,7 @@ def said_by(error: RuntimeError, cfg: Config) -> str:
     text = str(error)
     if timed_out in text:
         return timed_out
-    if "onnection" in text or "pair closure" in text:
+    if neighbour_is_gone(text):
         return "the connection is closed"
     if "exhausted" in text:
         return text  # Join's own

@@ -11,16 +11,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shared.runtime.errors import CourseError
+from shared.runtime.errors import CourseError, neighbour_is_gone
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.run import run
 
 TIMED_OUT = "Timed out waiting {:.0f}ms"  # "... for recv operation to complete", or for send operation
-CLOSED = (
-    "the connection is closed"  # gloo has several texts for it; which one is heard, depends on the moment
-)
-TEXTS_OF_CLOSED = ("onnection closed", "onnection reset", "pair closure", "Broken pipe", "onnection refused")
+CLOSED = "the connection is closed"
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ def said_by(function: Callable, *args, **kwargs) -> str:
         function(*args, **kwargs)
     except RuntimeError as error:
         text = str(error).splitlines()[0]
-        if any(phrase in text for phrase in TEXTS_OF_CLOSED):
+        if neighbour_is_gone(text):
             return CLOSED
         for direction in ("recv", "send"):
             text = text.removesuffix(f" for {direction} operation to complete")

@@ -62,7 +62,7 @@ FAULTS: list[Fault] = [
         lab="14_top_k",
         old="self.residual = corrected.index_fill(0, indices, 0)",
         new="self.residual = gradient.index_fill(0, indices, 0)",
-        told="top 10 %, step 2: ranks and workers differ",
+        told="top 10 %, step 2: differs by",
         run="14_ways",
     ),
 ]

@@ -19,6 +19,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
+from shared.training.parity import assert_equal
 
 from lab_14_top_k import TopK
 from lesson_14 import workers
@@ -133,7 +134,7 @@ def compare(name: str, build: Callable, group: Group, cfg: Config) -> CommRecord
     """Train this rank beside all workers in one process; returns what it sent.
 
     Raises:
-        CourseError: after a step a parameter differs.
+        ParityError: after a step a parameter differs.
     """
     many = workers.Config(workers=group.world_size, steps=cfg.steps)
     in_one = Workers(WAYS[name], [Run(cfg.seed, cfg.lr, cfg.outer_lr)], many)
@@ -154,9 +155,7 @@ def compare(name: str, build: Callable, group: Group, cfg: Config) -> CommRecord
             way.after_step()
         in_one.step()
         mine = nn.utils.parameters_to_vector(model.parameters())
-        off = (mine - in_one.parameters[0, group.rank]).abs().max().item()
-        if off > allowed:
-            raise CourseError(f"{name}, step {step}: ranks and workers differ by {off:.0e}")
+        assert_equal(f"{name}, step {step}", mine, in_one.parameters[0, group.rank], allowed)
     return log
 
 

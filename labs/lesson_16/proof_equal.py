@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
 from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
-from shared.runtime.errors import CourseError
+from shared.runtime.errors import CourseError, waited_in_vain
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
@@ -132,7 +132,7 @@ def refusals(group: Group, cfg: Config) -> dict[str, str]:
         refused["8 rows in 3 micro-batches"] = ""
     except Exception as error:  # of which kind depends on the rank: one finds it, others wait for that one
         text = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in gloo's source
-        in_vain = "Timed out" in text or "Connection closed" in text
+        in_vain = waited_in_vain(text)
         outcome = "waits in vain for another rank" if in_vain else f"{type(error).__name__}: {text}"
         refused["8 rows in 3 micro-batches"] = outcome
     return refused

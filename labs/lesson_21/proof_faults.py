@@ -13,7 +13,7 @@ from torch import nn
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
-from shared.runtime.errors import CourseError, ParityError
+from shared.runtime.errors import CourseError, ParityError, waited_in_vain
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.run import run
@@ -92,7 +92,7 @@ def what_happens(layer: nn.Module, x: torch.Tensor) -> str:
         y.square().sum().backward()
     except RuntimeError as error:
         text = str(error).splitlines()[0]
-        return f"waits in {passes}" if "Timed out" in text or "onnection" in text else text
+        return f"waits in {passes}" if waited_in_vain(text) else text
     return "goes on"
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.runtime import exercises
-from shared.runtime.errors import ParityError
+from shared.runtime.errors import ParityError, waited_in_vain
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 from shared.training.parity import assert_same_on_every_rank, parameters
@@ -35,7 +35,7 @@ class Meeting:
             result = function(*args)
         except RuntimeError as error:
             first_line = str(error).splitlines()[0]
-            if "Timed out" in first_line or "onnection" in first_line:
+            if waited_in_vain(first_line):
                 raise Wrong(f"{name} hangs: this rank waits for another one") from None
             raise Wrong(f"{name} fails: {first_line}") from None
         try:

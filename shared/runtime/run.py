@@ -14,10 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from shared.runtime import last_words
-from shared.runtime.errors import CourseError, InputError
+from shared.runtime.errors import CourseError, InputError, neighbour_is_gone
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-ECHO = ("Connection closed by peer", "Connection reset by peer")  # what gloo says when another rank has left
 ECHO_WAIT_S = 5
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 INPUT_WAIT_S = 20  # rank 0 may still be importing torch
@@ -104,7 +103,7 @@ def _without_echo(main: Callable, *args) -> None:
     try:
         main(*args)
     except RuntimeError as error:
-        if any(text in str(error) for text in ECHO):
+        if neighbour_is_gone(error):
             _sleep(ECHO_WAIT_S)  # torchrun ends this rank meanwhile, if another one failed
         raise
 
