@@ -2,7 +2,7 @@
 
 A box is a Markdown cell with four fenced blocks: an excerpt, what two ranks print, a change that cures it,
 and what they print then. The excerpt is taken out of the cell and pasted into its frame, a script in
-``tests/scripts/find_the_bug``, at the line ``...  # the excerpt``.
+``find_the_bug.py`` of the lesson's room, at the line ``...  # the excerpt``.
 """
 
 import json
@@ -21,12 +21,11 @@ from rank_tools.checklist.source import Source
 from shared.tools.diffs import fenced
 from shared.tools.lessons import cells_of
 from tests import planted
-from tests.helpers import LESSON_PATHS, ROOT, SCRIPTS
+from tests.helpers import LABS, LESSON_PATHS, ROOMS, ROOT, SCRIPTS
 from tests.launch import Job, run_job
 
-FRAMES = SCRIPTS / "find_the_bug"
 FAILURES = ROOT / "notebooks" / "failures.md"
-LESSONS = [path.stem.removeprefix("lesson_") for path in sorted(FRAMES.glob("lesson_*.py"))]
+LESSONS = [room.name[-2:] for room in ROOMS if (room / "find_the_bug.py").is_file()]
 HEADING = "## Find the bug\n"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = ("python", "text", "diff", "text")
@@ -75,7 +74,7 @@ def cured(code: str, change: str) -> str:
 
 
 def framed(lesson: str, excerpt: str) -> str:
-    frame = (FRAMES / f"lesson_{lesson}.py").read_text(encoding="utf-8")
+    frame = (LABS / f"lesson_{lesson}" / "find_the_bug.py").read_text(encoding="utf-8")
     (place,) = PLACE.finditer(frame)
     return frame[: place.start()] + textwrap.indent(excerpt, place[1]) + frame[place.end() :]
 
@@ -99,7 +98,7 @@ def said(lesson: str, way: str, excerpt: str, folder: Path) -> str:
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(framed(lesson, excerpt), encoding="utf-8")
-    copy(FRAMES / "around.py", folder)
+    copy(SCRIPTS / "around.py", folder)
     done = run_job(Job(script, [folder, way], RANKS))
     assert done.returncode == 0, done.stdout
     return "".join((folder / f"rank_{rank}.txt").read_text(encoding="utf-8") for rank in range(RANKS))

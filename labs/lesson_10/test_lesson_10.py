@@ -10,7 +10,7 @@ from torch import nn
 from shared.runtime.errors import InputError
 from shared.tools.course import SCRIPT
 from shared.tools.diffs import coloured, fenced
-from tests.helpers import ROOT, SCRIPTS
+from tests.helpers import ROOT
 from tests.launch import Job, run_job, warm_torchrun
 
 from lesson_10 import diffs
@@ -86,7 +86,7 @@ def test_the_script_runs_after_each_difference(tmp_path: Path):
 
 @pytest.mark.slow
 def test_our_batch_norm_works_in_a_resnet_and_with_uneven_micro_batches():
-    done = warm_torchrun(SCRIPTS / "batch_norm_in_resnet.py", PYTHONPATH=str(ROOT / "labs"))
+    done = warm_torchrun(Path(__file__).with_name("batch_norm_in_resnet.py"), PYTHONPATH=str(ROOT / "labs"))
     assert done.returncode == 0, done.stdout
     assert "in micro-batches; the loss is finite: True\n" in done.stdout
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import HANG_S, ROOT, SCRIPTS, environment, torchrun_command
+from tests.helpers import HANG_S, ROOT, environment, torchrun_command
 from tests.sleeping_lab import wait_until
 
-LAUNCH = SCRIPTS / "rank_that_fails.py"
+LAUNCH = Path(__file__).with_name("rank_that_fails.py")
 OPTIONS = ("--epochs=1", "--save-every=4")
 pytestmark = pytest.mark.slow
 

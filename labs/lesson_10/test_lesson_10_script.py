@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.helpers import ROOT, SCRIPTS, Done, command, environment, torchrun_command
+from tests.helpers import ROOT, Done, command, environment, torchrun_command
 from tests.launch import warm_torchrun
 from tests.rules.labs import siblings
 from tests.sleeping_lab import SleepingLab, wait_until
 
 TRAIN = ROOT / "labs" / "lab_10_train.py"
 FILES = [TRAIN, *siblings(TRAIN)]
-CHANGED = SCRIPTS / "train_with.py"  # its first argument is code
+CHANGED = Path(__file__).with_name("train_with.py")  # its first argument is code
 LABS = str(ROOT / "labs")
 SAVED_AND_LEFT = 75
 pytestmark = pytest.mark.slow
