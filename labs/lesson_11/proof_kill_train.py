@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,14 +24,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils.data import Subset
 
+from shared.runtime.children import FORK
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_port
 from shared.runtime.run import die_with_launcher, run
 
 import lab_10_train
 from lesson_11.proof_kill import Moment, Moments
-
-FORK = get_context("fork")  # a fork has imported torch already
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,10 +19,9 @@ import torch
 import torch._dynamo  # the first optimizer would import it, in each rank
 import torch.distributed as dist
 
-from shared.runtime.children import FORK
+from shared.runtime.children import Child
 from shared.runtime.errors import CourseError
 from shared.runtime.ports import HERE, free_ports
-from shared.runtime.run import die_with_launcher
 
 HANG, ERROR, WRONG = "a hang", "an error", "wrong numbers"
 RANKS = 2
@@ -124,7 +122,7 @@ class Play:
         self.case = case
         self.cured = cured
         self.messages: dict[int, str] = {}
-        self.processes: dict = {}  # {receiving end of a pipe: (rank, process)}
+        self.children: list[Child] = []  # by rank
         self.ends_at = 0.0
         self.folder = Path()
 
@@ -132,16 +130,10 @@ class Play:
         self.folder = Path(tempfile.mkdtemp(prefix="case-"))
         self.ends_at = time.monotonic() + cfg.limit_s
         ports = free_ports(2)
-        for rank in range(RANKS):
-            receiver, sender = FORK.Pipe(duplex=False)
-            process = FORK.Process(target=self.be_rank, args=(rank, ports, sender))
-            process.start()
-            sender.close()
-            self.processes[receiver] = (rank, process)
+        self.children = [Child(self.be_rank, rank, ports, stays=True) for rank in range(RANKS)]
 
-    def be_rank(self, rank: int, ports: list[int], sender: connection.Connection) -> None:
-        """In the fork: say what comes of it, then stay, because others may still talk to this rank."""
-        die_with_launcher()
+    def be_rank(self, rank: int, ports: list[int]) -> str:
+        """In the fork: return what comes of it, all lines of an error too."""
         errors = os.open(self.folder / f"rank_{rank}.txt", os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(errors, 1)
         os.dup2(errors, 2)
@@ -150,30 +142,26 @@ class Play:
         names |= {"CASE_FOLDER": self.folder}
         os.environ.update({name: str(value) for name, value in names.items()})
         try:
-            message = act(self.case, rank, self.cured)
+            return act(self.case, rank, self.cured)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}"
         except SystemExit as error:
             os._exit(error.code)
-        sender.send(message)
-        signal.pause()
 
-    def listen(self, receiver: connection.Connection) -> None:
-        rank, process = self.processes[receiver]
+    def listen(self, rank: int) -> None:
+        child = self.children[rank]
         try:
-            self.messages[rank] = receiver.recv()
+            self.messages[rank], _ = child.receiver.recv()
         except EOFError:
-            process.join()
-            self.messages[rank] = f"ended with exit code {process.exitcode}"
+            child.process.join()
+            self.messages[rank] = f"ended with exit code {child.process.exitcode}"
 
     def is_over(self) -> bool:
         return len(self.messages) == RANKS or time.monotonic() > self.ends_at
 
     def end(self) -> None:
-        for receiver, (rank, process) in self.processes.items():
-            process.kill()
-            process.join()
-            receiver.close()
+        for rank, child in enumerate(self.children):
+            child.close()
             also = (self.folder / f"rank_{rank}.txt").read_text(encoding="utf-8", errors="replace")
             self.messages[rank] = f"{self.messages.get(rank, 'nothing: it was ended')}\n{also}".strip()
         shutil.rmtree(self.folder)
@@ -191,13 +179,14 @@ def play_all(plays: list[Play], cfg: Config) -> None:
             play.start(cfg)
             running.append(play)
         owner = {
-            receiver: play
+            child.receiver: (play, rank)
             for play in running
-            for receiver, (rank, _) in play.processes.items()
+            for rank, child in enumerate(play.children)
             if rank not in play.messages
         }
         for receiver in connection.wait(list(owner), timeout=0.1):
-            owner[receiver].listen(receiver)
+            play, rank = owner[receiver]
+            play.listen(rank)
         for play in [play for play in running if play.is_over()]:
             play.end()
             running.remove(play)

@@ -19,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.runtime.children import FORK
 from shared.runtime.ports import HERE, free_port
 
 from lesson_26.stage import ERROR, WRONG, Case, collector, folder_of_case, other_port
@@ -170,7 +171,7 @@ def file_of_an_earlier_run(rank: int, cured: bool) -> str:
     path = folder_of_case() / "meeting"
     here = folder_of_case() / "earlier run"
     if rank == 0:
-        lives = [FORKED.Process(target=crash_after_meeting, args=(r, path)) for r in range(2)]
+        lives = [FORK.Process(target=crash_after_meeting, args=(r, path)) for r in range(2)]
         for life in lives:
             life.start()
         for life in lives:
@@ -185,9 +186,6 @@ def file_of_an_earlier_run(rank: int, cured: bool) -> str:
     patience = PATIENCE if cured else SHORT
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=patience)
     return f"{dist.get_world_size()} ranks"
-
-
-FORKED = mp.get_context("fork")
 
 
 def crash_after_meeting(rank: int, path: os.PathLike) -> None:

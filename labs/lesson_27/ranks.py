@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 
 import torch.distributed as dist
 
-from shared.runtime.children import FORK
+from shared.runtime.children import Child
 from shared.runtime.errors import CourseError
-from shared.runtime.run import die_with_launcher
 
 from lesson_27.hosts import Host
 
@@ -35,47 +33,28 @@ class Ranks:
         timeout_s: float = 120,
     ) -> None:
         store = at or hosts[0].address
-        self.pipes: list[Connection] = []
-        self.processes = []
+        self.children: list[Child] = []
         for rank, host in enumerate(hosts):
-            ours, theirs = FORK.Pipe()
             job = (host, card, f"tcp://{store}:{PORT}", rank, len(hosts), timeout_s, function, args)
-            process = FORK.Process(target=work, args=(theirs, *job))
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+            self.children.append(Child(work, *job, stays=True))
 
     def told(self, patience_s: float) -> list:
         """What the ranks return, by rank. None of them leaves before all have spoken."""
         end = time.monotonic() + patience_s
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(max(0.0, end - time.monotonic())):
+        for rank, child in enumerate(self.children):
+            if not child.receiver.poll(max(0.0, end - time.monotonic())):
                 raise CourseError(f"rank {rank} has said nothing for {patience_s:.0f} s")
-        return [json.loads(pipe.recv()) for pipe in self.pipes]
+        return [json.loads(child.receiver.recv()[0]) for child in self.children]
 
     def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join()
-        for pipe in self.pipes:
-            pipe.close()
+        for child in self.children:
+            child.close()
 
 
 def work(
-    pipe: Connection,
-    host: Host,
-    card: str,
-    store: str,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    function,
-    args,
-):
-    """The life of a rank."""
-    die_with_launcher()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # there C++ writes stack traces
+    host: Host, card: str, store: str, rank: int, size: int, timeout_s: float, function: Callable, args: tuple
+) -> str:
+    """What a rank does, and what it says of it."""
     try:
         host.enter()
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
@@ -86,9 +65,7 @@ def work(
         answer = function(*args)
     except Exception as error:
         answer = f"ERROR {type(error).__name__}: {error}"
-    pipe.send(json.dumps(answer))
-    wait([pipe])  # for ever: this process is ended
-    os._exit(0)
+    return json.dumps(answer)
 
 
 @contextmanager
