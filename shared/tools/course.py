@@ -99,13 +99,17 @@ class Tables:
         return "\n".join(rows)
 
     def every_lesson(self) -> str:
-        """A table for each part: each lesson with its question, its minutes and its labs."""
+        """A table for each part: each lesson with its question, its minutes, its labs and its room."""
         tables = []
         for title, numbers in self._numbers_by_part().items():
-            rows = ["| # | Lesson | Question | Minutes + exercise | Labs |", "|---|---|---|---|---|"]
+            rows = [
+                "| # | Lesson | Question | Minutes + exercise | Labs, and the room of its proofs |",
+                "|---|---|---|---|---|",
+            ]
             for number in numbers:
                 lesson = self.lessons[number]
-                labs = "<br>".join(f"`{Path(name).name}`" for name in lesson.labs)
+                files = [*(Path(name).name for name in lesson.labs), f"lesson_{number}/"]
+                labs = "<br>".join(f"`{name}`" for name in files)
                 cells = [
                     number,
                     self._lesson(number, lesson.header["title"]),
