@@ -28,5 +28,6 @@ def two_nodes(reports: list[dict]) -> None:
         figure,
         "Two frames. A, group rank 0: ranks 0 to 2 with local ranks 0 to 2, each above the device of its "
         "local rank. B, group rank 1: ranks 3 to 6 with local ranks 0 to 3, each above the device of its "
-        "local rank. In B dashed lines lead from each process to another device, the one that rank % 4 names.",
+        "local rank. In B dashed lines lead from each process to another device, the one that rank % 4 "
+        "names.",
     )
