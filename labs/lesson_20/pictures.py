@@ -1,0 +1,45 @@
+"""The pictures of lesson 20, drawn from what its proofs recorded."""
+
+from shared.runtime import figures
+
+
+def owners(in_order: dict[int, int], zigzag: dict[int, int]) -> None:
+    """The blocks that are computed, in the colour of their rank; each argument has the rank of each chunk."""
+    figure, axes = figures.plt.subplots(1, 2, figsize=(9.4, 5.4))
+    _draw_owners(axes[0], in_order, "in order")
+    _draw_owners(axes[1], zigzag, "zigzag")
+    figures.show(
+        figure,
+        "Two triangles of blocks, queries downwards, keys to the right. On the left the last rank owns the "
+        "two longest rows, and rank 0 the two shortest. On the right each rank owns one short and one long "
+        "row.",
+    )
+
+
+def steps_of_ring(ways: list[dict]) -> None:
+    """Blocks that each rank computes in each step of the ring, in order and in the zigzag."""
+    figure, axes = figures.plt.subplots(1, 2, figsize=(9, 3.6))
+    for axis, name in zip(axes, ("ring, in order", "ring"), strict=True):
+        steps = [[round(number) for number in rank[name]["steps"]] for rank in ways]
+        figures.number_grid(axis, steps, "zigzag" if name == "ring" else "in order", 4)
+        axis.set(xlabel="step", ylabel="rank")
+    figures.show(
+        figure,
+        "Two tables of blocks, a row for each rank, a column for each step. In order, after the first step "
+        "some ranks compute four blocks and the others none. In the zigzag all compute three, then two in "
+        "each step.",
+    )
+
+
+def _draw_owners(axis: figures.plt.Axes, owner: dict[int, int], title: str) -> None:
+    """A row for each chunk of queries, in the colour of its rank."""
+    for query, rank in owner.items():
+        for key in range(query + 1):
+            look = {"facecolor": figures.COLOURS[rank], "hatch": figures.HATCHES[rank], "edgecolor": "black"}
+            axis.add_patch(figures.plt.Rectangle((key - 0.5, query - 0.5), 1, 1, **look))
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            axis.text(key, query, rank, ha="center", va="center", fontsize=9, bbox=box)
+    limits = (-0.5, len(owner) - 0.5)
+    axis.set(title=title, xlim=limits, ylim=limits[::-1], aspect="equal")
+    axis.set(xlabel="chunk of keys", ylabel="chunk of queries")
+    axis.grid(visible=False)
