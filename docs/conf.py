@@ -14,7 +14,6 @@ extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.githubpages"]
 nb_execution_mode = "off"
 nb_custom_formats = {".ipynb": "docs.pages.read_notebook"}
 nb_merge_streams = True
-nb_code_prompt_show = nb_code_prompt_hide = "Code of a picture"
 nb_render_markdown_format = "myst"  # tables that a cell made, with links to other lessons
 myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4

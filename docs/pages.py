@@ -11,7 +11,6 @@ import nbformat
 
 from shared.tools import diffs
 from shared.tools.course import part_of
-from shared.tools.folding import is_folded
 from shared.tools.lessons import HEADER, ROOT, WRITEFILE, Lesson, read_lessons
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -89,7 +88,7 @@ def landing_page(readme: str) -> str:
 
 
 def read_notebook(text: str) -> nbformat.NotebookNode:
-    """A lesson as myst-nb shows it: folded as in JupyterLab, with alt texts where myst-nb looks for them."""
+    """A lesson as myst-nb shows it, with alt texts where myst-nb looks for them."""
     notebook = nbformat.reads(text, 4)
     notebook.cells[0].source += more_links(notebook.cells[0].source)
     for index, cell in enumerate(notebook.cells):
@@ -101,8 +100,6 @@ def read_notebook(text: str) -> nbformat.NotebookNode:
             shown = as_file(match[1], cell.source[match.end() :])
             notebook.cells[index] = nbformat.v4.new_markdown_cell(shown, id=cell.id)
         elif cell.cell_type == "code":
-            if is_folded(cell.source):
-                cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
             for output in cell.outputs:
                 alt = output.get("metadata", {}).get("image/png", {}).get("alt")
                 if alt:

@@ -56,11 +56,10 @@ def cells_after_run_all(lab: tuple[str, str], name: str) -> list[ShownCell]:
 
 
 def prompts_after_run_all(name: str) -> list[str]:
-    """Cells are counted from 1; JupyterLab shows no number beside a folded one, but the next has it."""
+    """Cells are counted from 1."""
     notebook = nbformat.read(ROOT / "notebooks" / name, 4)
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    is_folded = [cell.metadata.get("jupyter", {}).get("source_hidden", False) for cell in code_cells]
-    return ["" if folded else f"[{number}]:" for number, folded in enumerate(is_folded, start=1)]
+    return [f"[{number}]:" for number in range(1, len(code_cells) + 1)]
 
 
 @pytest.mark.parametrize("name", LESSONS)

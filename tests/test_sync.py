@@ -10,7 +10,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from shared.runtime.errors import InputError
 from shared.runtime.stubs import stub_of
-from shared.tools.folding import is_folded
 from shared.tools.lessons import OTHER_KINDS, Lesson, inputs_digest, read_lesson, read_lessons
 from shared.tools.outputs import clean
 from shared.tools.sync import answers, derived_files, differences, reconcile, write_all
@@ -207,20 +206,6 @@ def test_what_a_cell_shows_in_the_readme_is_kept_up_to_date(course: Path):
     assert "[A small lesson](notebooks/90_small.ipynb)" in readme.read_text(encoding="utf-8")
     assert (course / "notebooks/images/small.png").read_bytes() == b"PNG"
     assert found_in(course) == {}
-
-
-@pytest.mark.parametrize(
-    ("source", "folded"),
-    [
-        ("%%writefile ../labs/lab_90_plain.py\nimport torch\n", False),
-        ("%%writefile ../labs/lab_90_job.sbatch\nsrun python labs/lesson_27/launch.py\n", False),
-        ("%%writefile ../labs/lesson_90/exercise.py\nfrom shared.comm import kernel\n", False),
-        ("figure, axis = plt.subplots()\n" + "axis.plot([1])\n" * 7, True),
-        ("figure, axis = plt.subplots()\naxis.plot([1])\n", False),
-    ],
-)
-def test_the_rule_of_folding(source: str, folded: bool):
-    assert is_folded(source) is folded
 
 
 def test_two_cells_may_not_write_one_file(course: Path):

@@ -6,7 +6,6 @@ Nothing is run. Written are:
   the last commit counts. If both have, both are named and nothing is written.
 - The stub in an exercise's cell, from its solution. A cell that holds an answer is left alone.
 - Fenced diffs in lessons, as HTML with colours.
-- Which cells are folded: those that draw.
 - The line of links under each header, and the line at the end of each lesson that leads on.
 - What stands between marks, in the README, in ``notebooks/*.md`` and in lesson 00: ``parts``, ``routes`` and
   ``lessons`` from ``shared.tools.course``, the predictions of all lessons with their answers as
@@ -29,7 +28,6 @@ from shared.runtime.stubs import stub_of
 from shared.tools import run_tool
 from shared.tools.course import Tables, next_line
 from shared.tools.diffs import coloured
-from shared.tools.folding import fold
 from shared.tools.lessons import (
     ANSWER,
     OTHER_KINDS,
@@ -185,7 +183,6 @@ def derived_files(lessons: list[Lesson], root: Path = ROOT) -> dict[Path, bytes 
     wanted: dict[Path, str | None] = {}
     for index, lesson in enumerate(lessons):
         notebook = lesson.notebook
-        fold(notebook)
         head = notebook.cells[0]
         head.source = "\n".join([*head.source.split("\n")[:5], "", links_line(lessons, index)])
         last = notebook.cells[-1]
