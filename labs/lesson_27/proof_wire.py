@@ -248,4 +248,4 @@ def assert_fit() -> None:
 
 
 if __name__ == "__main__":
-    run_with_hosts("proof_wire", main, Config(), need=cables)
+    run_with_hosts("27_wire", main, Config(), need=cables)
