@@ -31,7 +31,7 @@ from types import ModuleType
 
 import psutil
 
-from tests.helpers import ROOT, Done, environment, scratch
+from tests.helpers import LABS, ROOT, Done, environment, scratch
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -242,7 +242,7 @@ def be_python(connection: Connection, job: Job, variables: dict[str, str], outpu
     ours = paths_of(os.environ)
     os.environ.clear()
     os.environ.update(variables)
-    installed = [path for path in PATH if path not in ("", *ours)]
+    installed = [path for path in PATH if path not in ("", str(LABS), *ours)]
     found = [str(job.script.parent), *paths_of(variables), *installed]
     sys.path[:] = [*found, *(path for path in paths_of_pth_files() if path not in found)]
     for name in [
