@@ -77,4 +77,4 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    gc.collect()  # dcp.save leaves cycles behind; without this the exit aborted in 5 of 44 runs
+    gc.collect()  # dcp.save leaves cycles behind; without this the exit aborted in 5 of 50 runs
