@@ -197,15 +197,26 @@ def add_texts(report: Answer) -> None:
 
 
 class Job(Asked):
-    """A command, started so that its Python processes can be asked."""
+    """A command, started so that its Python processes can be asked.
 
-    def __init__(self, command: list[str]) -> None:
+    ``files``, {name: file}, are put on the job's PYTHONPATH: Python imports sitecustomize.py by itself.
+    ``variable`` tells it the folder, and what it writes there is read until ``forget``.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        files: dict[str, Path] | None = None,
+        variable: str = FOLDER,
+        more: dict[str, str] | None = None,
+    ) -> None:
         processes.adopt_orphans()
         super().__init__(Path(tempfile.mkdtemp(prefix="rank-doctor-")))
-        shutil.copy(Path(__file__).with_name("inside.py"), self.folder / "sitecustomize.py")
+        for name, file in (files or {"sitecustomize.py": Path(__file__).with_name("inside.py")}).items():
+            shutil.copy(file, self.folder / name)
         before = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(part for part in (str(self.folder), before) if part)
-        environment = {**os.environ, "PYTHONPATH": path, FOLDER: str(self.folder)}
+        environment = {**os.environ, "PYTHONPATH": path, variable: str(self.folder), **(more or {})}
         try:
             self.process = subprocess.Popen(
                 [found_command(command[0]), *command[1:]], env=environment, preexec_fn=processes.end_with_us
