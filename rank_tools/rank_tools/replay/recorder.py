@@ -6,6 +6,7 @@ torch's dispatcher, their ends from ``Work.wait``. Each event is a line of JSON 
 """
 
 import atexit
+import inspect
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ LONGEST = 80  # characters of a value
 MOST_TENSORS = 8  # of one communication
 MOST_OPEN = 1000  # calls that nobody has waited for yet
 MOST_NAMES = 40  # of one frame
+GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 HIDDEN = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 NAMESPACES = ("c10d", "_c10d_functional")
 GROUPS = ("process_group", "group_name")
@@ -435,7 +437,7 @@ def watch_by_tracing(recorder: Recorder) -> None:
     def local(frame, event, argument):
         if event == "line":
             recorder.line(frame, frame.f_lineno)
-        elif event == "return":
+        elif event == "return" and not frame.f_code.co_flags & GENERATORS:  # a yield is one, too
             recorder.leave(frame)
         return local
 
