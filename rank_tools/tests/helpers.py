@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rank_tools"
 HANGS = Path(__file__).parent / "hangs"
-TOOLS = ("checklist", "doctor", "planner")
+TOOLS = ("checklist", "doctor", "planner", "replay")
 Done = subprocess.CompletedProcess
 HANG_S = 600  # bounds a hang; nothing is measured with it
 HERE = "127.0.0.1"

@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 from ..doctor.job import Job, JobError
@@ -33,6 +34,13 @@ exit code:
 """
 
 
+def installed_version() -> str:
+    try:
+        return metadata.version("rank-tools")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=TITLE,
@@ -41,6 +49,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what starts the job, after --")
     parser.add_argument("--out", type=Path, default=Path("replay.html"), metavar="PAGE", help="(replay.html)")
     parser.add_argument("--still", type=Path, metavar="SVG", help="write a still picture, too")

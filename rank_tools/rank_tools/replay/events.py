@@ -191,7 +191,7 @@ class RankReader:
         elif kind == "print":
             self.add(kind, seconds, thread, list(data))
         elif kind == "call":
-            self.take_call(self.add(kind, seconds, thread, list(data)), *data)
+            self.take_call(self.add(kind, seconds, thread, list(data)), list(data))
         elif kind in ("wait", "end") and data[0] in self.calls:
             event = self.add(kind, seconds, thread, list(data))
             call = self.calls[data[0]]
@@ -213,10 +213,11 @@ class RankReader:
             self.replay.files.append(path)
         self.files[number] = self.replay.files.index(path)
 
-    def take_call(
-        self, begun: Event, number: int, operation: str, group: str, members: list, *rest: Any
-    ) -> None:
-        call = Call(self.rank, number, operation, group, tuple(members), *rest, begun)
+    def take_call(self, begun: Event, data: list) -> None:
+        number, operation, group, members, peer, tag, size, shapes, before = data
+        call = Call(
+            self.rank, number, operation, group, tuple(members), peer, tag, size, shapes, before, begun
+        )
         call.position = self.counts[call.key]
         self.counts[call.key] += 1
         self.calls[number] = call

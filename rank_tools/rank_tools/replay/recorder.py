@@ -15,8 +15,10 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from rank_doctor_inside import is_own, run_the_other_sitecustomize
+from rank_doctor_inside import is_own, run_the_other_sitecustomize  # type: ignore[import-not-found]
 
 FOLDER = "RANK_REPLAY_FOLDER"
 LIMIT = "RANK_REPLAY_LIMIT"
@@ -117,7 +119,7 @@ class Recorder:
         """Once there is a process group: see the calls that this thread makes."""
         if getattr(self.own, "mode", None) is not None:
             return
-        dist = sys.modules.get("torch.distributed")
+        dist: Any = sys.modules.get("torch.distributed")
         is_initialized = getattr(dist, "is_initialized", None)
         if self.limit == 0 or is_initialized is None or not is_initialized():
             return
@@ -264,7 +266,7 @@ def address_of(tensor) -> int:
 
 def is_from_python() -> bool:
     """Whether a function of torch.distributed has made this call: then its ``Work`` comes to Python."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(6):
         if frame is None:
             return False
@@ -406,7 +408,7 @@ def watch_lines(recorder: Recorder) -> None:
 
 
 def watch_by_monitoring(recorder: Recorder) -> None:
-    monitoring = sys.monitoring
+    monitoring = sys.monitoring  # type: ignore[attr-defined]  # Python 3.12
     events = monitoring.events
     tool = next(number for number in (4, 3, 1, 5, 2, 0) if monitoring.get_tool(number) is None)
     monitoring.use_tool_id(tool, "rank-replay")

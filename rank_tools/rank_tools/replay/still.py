@@ -48,8 +48,8 @@ def rows_of(calls: list[Call]) -> dict[int, int]:
     return {row: number for number, row in enumerate(sorted(used))}
 
 
-def is_drawn_to_its_end(call: Call) -> bool:
-    return call.ended is not None and not (call.is_message and call.name == "send")
+def is_sent(call: Call) -> bool:
+    return call.is_message and call.name == "send"
 
 
 def y_of(row: int, rows: dict[int, int]) -> int:

@@ -1,0 +1,78 @@
+"""A lab's replay in a notebook: the page of ``rank-replay``, and a still picture of the same run."""
+
+import html
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from IPython.display import display
+
+from shared.runtime.errors import CourseError
+from shared.runtime.results import ROOT
+
+HEIGHT = 640  # pixels
+ENDED = 3  # exit code of rank-replay when it has ended a job that hangs
+LABS = ROOT / "labs"
+
+
+def show(lab: str, ranks: int, *arguments: str, hangs_after: float | None = None) -> None:
+    """Run ``labs/{lab}.py`` on so many ranks, and show what each of them did, line by line.
+
+    Args:
+        hangs_after: seconds after which a lab that hangs on purpose is ended; then the page shows who waits.
+
+    Raises:
+        CourseError: the lab does not exist, or failed; or one that should hang has ended by itself.
+    """
+    script = LABS / f"{lab}.py"
+    if not script.is_file():
+        raise CourseError(f"there is no lab {lab}: run the cell that writes labs/{lab}.py first")
+    page, picture = recorded(script, ranks, arguments, hangs_after)
+    display(_Shown("text/html", _framed(page), f"Replay of {lab}.py on {ranks} ranks"))
+    display(_Shown("image/svg+xml", picture, f"Picture: the communications of {lab}.py on {ranks} ranks"))
+
+
+def recorded(
+    script: Path, ranks: int, arguments: tuple[str, ...], hangs_after: float | None
+) -> tuple[str, str]:
+    """The page and the picture, as text."""
+    with tempfile.TemporaryDirectory() as name:
+        page, picture = Path(name) / "replay.html", Path(name) / "still.svg"
+        options = [f"--out={page}", f"--still={picture}", "--no-seconds"]
+        options += [] if hangs_after is None else [f"--timeout={hangs_after}"]
+        job = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", os.path.relpath(script), *arguments]
+        path = os.pathsep.join([str(ROOT / "rank_tools"), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-m", "rank_tools.replay", *options, "--", *job],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+        expected = 0 if hangs_after is None else ENDED
+        if done.returncode != expected or not page.is_file():
+            raise CourseError(f"the replay ended with exit code {done.returncode}:\n{done.stdout[-3000:]}")
+        return page.read_text(encoding="utf-8"), picture.read_text(encoding="utf-8")
+
+
+def _framed(page: str) -> str:
+    source = html.escape(page)
+    return f'<iframe srcdoc="{source}" width="100%" height="{HEIGHT}" title="replay of the ranks"></iframe>'
+
+
+class _Shown:
+    """One form of an output, whose plain text says what it is."""
+
+    def __init__(self, kind: str, content: str, text: str) -> None:
+        self.kind = kind
+        self.content = content
+        self.text = text
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": self.text, self.kind: self.content}
+
+    def __repr__(self) -> str:
+        return self.text
