@@ -42,9 +42,8 @@ def still(replay: Replay) -> str:
 def rows_of(calls: list[Call]) -> dict[int, int]:
     """{row of the replay: row of the picture}: those in which a communication begins or ends."""
     shown = [call for call in calls if not (call.is_message and call.ended and call.name == "recv")]
-    used = {call.begun.row for call in shown} | {
-        call.ended.row for call in calls if is_drawn_to_its_end(call)
-    }
+    ends = {call.ended.row for call in calls if call.ended and not is_sent(call)}
+    used = {call.begun.row for call in shown} | ends
     return {row: number for number, row in enumerate(sorted(used))}
 
 
