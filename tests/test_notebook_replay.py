@@ -1,10 +1,10 @@
-"""``notebook.replay``: a lab's page and picture in a cell, and one line where it cannot be."""
+"""``replay.show``: a lab's page and picture in a cell, and one line where it cannot be."""
 
 from pathlib import Path
 
 import pytest
 
-from shared.runtime import notebook, replay
+from shared.runtime import replay
 from shared.runtime.errors import CourseError
 
 FAILS = 'import sys\nprint("why it fails")\nsys.exit(7)\n'
@@ -12,7 +12,7 @@ FAILS = 'import sys\nprint("why it fails")\nsys.exit(7)\n'
 
 def test_a_lab_that_is_not_written_yet():
     with pytest.raises(CourseError, match="there is no lab lab_99_gone: run the cell that writes"):
-        notebook.replay("lab_99_gone", 2)
+        replay.show("lab_99_gone", 2)
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_a_lab_is_shown_as_page_and_picture(monkeypatch: pytest.MonkeyPatch):
     shown: list = []
     monkeypatch.setattr(replay, "display", shown.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook.replay("lab_00_hello", 2)
+    replay.show("lab_00_hello", 2)
     page, picture = (output._repr_mimebundle_() for output in shown)
     assert page["text/plain"] == "Replay of lab_00_hello.py on 2 ranks"
     assert page["text/html"].startswith("<iframe srcdoc=")

@@ -88,13 +88,6 @@ def log_file(name: str) -> str:
     return str(Path(os.environ["RANK_BY_RANK_RESULTS"]) / name)
 
 
-def replay(lab: str, ranks: int, *arguments: str, hangs_after: float | None = None) -> None:
-    """Run ``labs/{lab}.py`` and show what each rank did, line by line; see ``shared.runtime.replay``."""
-    from shared.runtime.replay import show
-
-    show(lab, ranks, *arguments, hangs_after=hangs_after)
-
-
 def _set_environment(root: Path) -> None:
     environment.enter_lab_environment()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # as each kernel is, and `!` forks
