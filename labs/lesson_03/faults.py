@@ -13,7 +13,7 @@ FAULTS: list[Fault] = [
         lab="03_messages",
         old="mine = torch.full((3,), float(rank)",
         new="mine = torch.full((3,), float(right)",
-        told="assert box.tolist() == [left, left, left]",
+        told="assert buffer.tolist() == [left, left, left]",
     ),
     Fault(lab="03_ring", old="held += mine", new="held -= mine", told="sum of ranks 0 to 1: differs by"),
     Fault(
