@@ -69,7 +69,7 @@ def main() -> None:
     device = setup()
     rank, n = dist.get_rank(), dist.get_world_size()
     if n < 2:
-        raise SystemExit("one rank has nobody to talk to: --nproc-per-node=2")
+        raise SystemExit("one rank has no partner: --nproc-per-node=2")
     to_each_rank(rank, n, device)
     in_order(rank, n, device)
     exchange(rank, n, device)
