@@ -53,16 +53,16 @@ def exchange_in_a_group(rank: int, n: int, device: torch.device) -> None:
     if rank < n - 2:
         return
     me = dist.get_rank(pair)
-    mine = torch.full((3,), float(rank), device=device)
-    buffer = torch.empty(3, device=device)
+    outgoing = torch.full((3,), float(rank), device=device)
+    incoming = torch.empty(3, device=device)
     operations = [
-        dist.P2POp(dist.isend, mine, group=pair, group_peer=1 - me),
-        dist.P2POp(dist.irecv, buffer, group=pair, group_peer=1 - me),
+        dist.P2POp(dist.isend, outgoing, group=pair, group_peer=1 - me),
+        dist.P2POp(dist.irecv, incoming, group=pair, group_peer=1 - me),
     ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     other = dist.get_global_rank(pair, 1 - me)
-    assert buffer.tolist() == [other, other, other], f"rank {rank} of the group: {buffer.tolist()}"
+    assert incoming.tolist() == [other, other, other], f"rank {rank} of the group: {incoming.tolist()}"
 
 
 def main() -> None:

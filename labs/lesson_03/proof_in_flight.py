@@ -132,7 +132,7 @@ def assert_times_out(call: Callable) -> None:
         if not waited_in_vain(error):
             raise
     else:
-        raise CourseError("this call was to wait in vain, but it returned")
+        raise CourseError("this call should have waited in vain, but it returned")
 
 
 def main(cfg: Config) -> None:

@@ -42,7 +42,7 @@ def assert_refused(what: str, call: Callable, text: str) -> None:
         if dist.get_rank() == 1:
             print(f"[rank 1] {what}: {type(error).__name__}, {text!r}")
     else:
-        raise CourseError(f"{what} was to be refused")
+        raise CourseError(f"{what} should have been refused")
 
 
 def main(cfg: Config) -> None:
@@ -66,7 +66,7 @@ def main(cfg: Config) -> None:
         elif group.rank == 1:
             print(f"[rank 1] a smaller buffer: {cfg.too_large} numbers arrive; the buffer holds {cfg.room}")
             dist.recv(torch.zeros(cfg.room), 0, group=mail)  # no exception: the process is aborted here
-            raise CourseError("a message larger than its buffer was to be noticed")
+            raise CourseError("a message larger than its buffer should have been noticed")
 
 
 if __name__ == "__main__":
