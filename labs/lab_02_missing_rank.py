@@ -23,7 +23,7 @@ def meet(rank: int, port: int, seconds: int, expected: list[str]) -> None:
     except dist.DistError as error:
         outcome = f"{type(error).__name__}: {error}"
     print(f"rank {rank}: {outcome}")
-    assert expected[rank] in outcome, f"rank {rank} was to say {expected[rank]!r}"
+    assert expected[rank] in outcome, f"rank {rank} should have said {expected[rank]!r}"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def meet(rank: int, file: str, seconds: int, expected: str, left: str = "") -> N
     except RuntimeError as error:
         outcome = f"{type(error).__name__}: {error}"
     print(f"rank {rank}: {outcome}")
-    assert expected in outcome, f"rank {rank} was to say {expected!r}"
+    assert expected in outcome, f"rank {rank} should have said {expected!r}"
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def meet(index: int, ports: dict[str, int], expected: list[str]) -> None:
     except dist.DistError as error:
         outcome = f"{type(error).__name__}: {error}"
     print(f"{job}{rank}: {outcome}")
-    assert expected[index] in outcome, f"{job}{rank} was to say {expected[index]!r}"
+    assert expected[index] in outcome, f"{job}{rank} should have said {expected[index]!r}"
 
 
 if __name__ == "__main__":

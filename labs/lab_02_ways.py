@@ -1,4 +1,4 @@
-"""Four ways to form a process group. They differ in where the store is and in what must be known beforehand.
+"""Four ways to form a process group. They differ in where the store is and in what must be known in advance.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_02_ways.py
 Written by:  notebooks/02_rendezvous.ipynb (edit it there)

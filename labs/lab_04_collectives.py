@@ -4,6 +4,8 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_04_collectives.py
 Written by:  notebooks/04_collectives.ipynb (edit it there)
 """
 
+from string import ascii_uppercase
+
 import torch
 import torch.distributed as dist
 
@@ -67,7 +69,7 @@ def all_to_all(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
 
 def reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor | None:
-    """The sum, on the first rank; None elsewhere, for nothing is promised about x there."""
+    """The sum, on the first rank; None elsewhere: x is undefined there."""
     dist.reduce(x, group_dst=0, group=group)
     return x if dist.get_rank(group) == 0 else None
 
@@ -90,15 +92,16 @@ ADDING = (reduce, all_reduce, reduce_scatter)
 
 
 def brings(rank: int, n: int) -> torch.Tensor:
-    """What a rank brings: int64 (n,). Rank 0 brings 10, 11, 12, ..., rank 1 brings 20, 21, 22, ..."""
-    return 10 * (rank + 1) + torch.arange(n)
+    """What a rank brings: int64 (n,). Rank 0 of 4 brings 10, 11, 12, 13, rank 1 brings 20, 21, 22, 23."""
+    return 10 ** len(str(n)) * (rank + 1) + torch.arange(n)  # no two ranks bring the same number
 
 
 def labels(n: int) -> dict[int, str]:
     """A name for each number: A0 is what rank 0 brings in place 0, B0 what rank 1 does, Σ0 their sum."""
     everything = torch.stack([brings(rank, n) for rank in range(n)])
     names = {}
-    for rank, letter in enumerate("ABCDEFGH"[:n]):
+    for rank in range(n):
+        letter = ascii_uppercase[rank % 26] + "'" * (rank // 26)
         for place in range(n):
             names[everything[rank, place].item()] = f"{letter}{place}"
     for place, total in enumerate(everything.sum(0).tolist()):
@@ -116,7 +119,8 @@ def main() -> None:
     column = all_to_all(everything[rank])
     assert torch.equal(column, everything[:, rank]), f"all_to_all leaves {column.tolist()}"
 
-    names, width = labels(n), 3 * n + 1
+    names = labels(n)
+    width = n * (max(map(len, names.values())) + 1) + 1
     if rank == 0:
         print(" " * 15 + "".join(f"{f'rank {r}':{width}}" for r in range(n)).rstrip())
     for collective in MOVING + ADDING:

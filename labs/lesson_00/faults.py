@@ -16,9 +16,21 @@ FAULTS: list[Fault] = [
         told="from what one process finds",
     ),
     Fault(
+        lab="00_digits",
+        old="dist.all_reduce(not_shared)",
+        new="dist.all_reduce(not_shared, op=dist.ReduceOp.AVG)",
+        told="without the share the gradient is 1.000 times as large",
+    ),
+    Fault(
+        lab="00_digits",
+        old="own = summed_gradient(my_images, my_labels)",
+        new="own = summed_gradient(images, labels) * len(my_images) / count",
+        told="without all_reduce a rank has the gradient of all images",
+    ),
+    Fault(
         lab="00_echo",
-        old="world_size() // 2:",
-        new="world_size():",
+        old="dist.get_rank() == 1:",
+        new="dist.get_rank() == 3:",
         told="no rank failed before it",
     ),
 ]

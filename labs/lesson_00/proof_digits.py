@@ -3,10 +3,8 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_00/proof_digits.py
 """
 
-import time
 from dataclasses import dataclass
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -45,9 +43,7 @@ def summed_gradient(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def main(cfg: Config) -> None:
-    started = time.perf_counter()
     with process_group() as group:
-        joined = time.perf_counter() - started
         data = load_images("digits")
         count = cfg.images_per_rank * group.world_size
         images = data.train_x[:count].double().to(group.device)
@@ -70,7 +66,18 @@ def main(cfg: Config) -> None:
             raise ParityError(f"the gradient is off by {error:.1e} from what one process finds")
         print_on_rank_0(f"One process finds the same on all {count} images.")
 
-        memory = psutil.Process().memory_full_info()
+        # Without the share every rank computes on all images.
+        not_shared = summed_gradient(images, labels)
+        dist.all_reduce(not_shared)
+        not_shared /= count
+        factor = (not_shared / alone)[alone != 0]
+        if (factor - group.world_size).abs().max() > cfg.tolerance * group.world_size:
+            raise ParityError(f"without the share the gradient is {factor.mean():.3f} times as large")
+        print_on_rank_0(f"Without the share it is {group.world_size} times as large.")
+        # Without all_reduce each rank keeps its own.
+        if group.world_size > 1 and (own - alone).abs().max() <= cfg.tolerance:
+            raise ParityError("without all_reduce a rank has the gradient of all images")
+
         record_results(
             "00_digits",
             {
@@ -79,9 +86,7 @@ def main(cfg: Config) -> None:
                 "images": my_images.squeeze(1).tolist(),
                 "own": own.tolist(),
                 "together": together.tolist(),
-                "join_s": joined,
-                "resident_mb": memory.rss / 2**20,
-                "private_mb": memory.uss / 2**20,  # of these, what no other process shares
+                "not_shared": not_shared.tolist(),
             },
         )
 

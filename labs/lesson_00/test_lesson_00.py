@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -9,6 +11,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from rank_tools.doctor.ranks import Rank
 from shared.runtime.children import is_running
 from shared.tools import diffs
 from tests.helpers import LESSON_PATHS, ROOT
@@ -99,24 +102,50 @@ def test_the_difference_turns_one_process_into_many(tmp_path: Path):
     assert sum(line.startswith(("+", "-")) for line in lines) == 10
 
 
-GLOO_LATE = "[rank{}]: RuntimeError: [pair.cc:1] Timed out waiting 5000ms for recv operation to complete\n"
-NCCL_LEFT = (
-    "[rank{}]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:1, remote process exited or "
-    "there was a network error, NCCL version 2.29.7\n"
+# What torch 2.15 prints where another rank has gone or is late, in the words of its own packages.
+ECHOES = (
+    "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:13969",
+    "RuntimeError: [pair.cc:1] Timed out waiting 5000ms for recv operation to complete",
+    "RuntimeError: Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]",
+    "torch.distributed.DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0",
+    "torch.distributed.DistStoreError: Socket Timeout",
+    "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the "
+    "remote server shutdown or crash?",
+    "torch.distributed.DistNetworkError: failed to send: Broken pipe",
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:1, remote process exited or there was "
+    "a network error, NCCL version 2.29.7",
+    "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.",
+    "RuntimeError: [PG 0 Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)",
+    "RuntimeError: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
 )
-OWN = "[rank{}]: ValueError: the cause\n"
+
+
+def rank_with(error: str) -> Rank:
+    return Rank(rank=0, pid=1, world_size=2, state="failed", error=error)
+
+
+@pytest.mark.parametrize("error", ECHOES)
+def test_the_doctor_knows_the_echoes_of_the_table(error: str):
+    assert rank_with(error).is_echo
+    table = re.findall(r"`([^`]+)`", cell_with("| In the error |").partition("| In the error |")[2])
+    assert [text for text in table if text in error], f"the lesson's table does not have {error}"
 
 
 @pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        (GLOO_LATE.format(0) + GLOO_LATE.format(2), [1]),
-        (NCCL_LEFT.format(0) + OWN.format(1) + NCCL_LEFT.format(2), [1]),
-        (OWN.format(2) + GLOO_LATE.format(0), [2]),
-    ],
+    "error", ["RuntimeError: this rank was told to fail", "ValueError: bad", "KeyError: 6"]
 )
-def test_the_cause_is_who_says_more_than_an_echo_or_nothing(log: str, expected: list[int], tmp_path: Path):
-    functions: dict = {"LOG": tmp_path / "log"}
-    functions["LOG"].write_text(log, encoding="utf-8")
-    exec(cell_with("def causes("), functions)
-    assert functions["causes"](functions["LOG"], 3) == expected
+def test_a_cause_is_no_echo(error: str):
+    assert not rank_with(error).is_echo
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tee", [(), ("--tee=3",)])
+def test_the_doctor_names_the_cause_and_the_echoes(tee: tuple[str, ...], tmp_path: Path):
+    launch = ["torchrun", "--standalone", "--nproc-per-node=3", f"--log-dir={tmp_path}", *tee]
+    lab = str(ROOT / "labs" / "lab_00_echo.py")
+    doctor = [sys.executable, "-m", "rank_tools.doctor", "--", *launch, lab]
+    done = subprocess.run(doctor, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    said = done.stdout + done.stderr
+    assert "Rank 1 was the first: RuntimeError: this rank was told to fail" in said
+    assert "Rank 0 was the first" not in said
+    assert "Rank 2 was the first" not in said

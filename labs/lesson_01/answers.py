@@ -52,6 +52,18 @@ ANSWERS = [
         told="jobs 4711 and 4712 both get the port 29500: on one node they would meet",
     ),
     Wrong(
+        what="Two ports by turns: the next job has another one, the one after it the same.",
+        old=PORT,
+        new='port = 20000 + int(slurm["SLURM_JOB_ID"]) % 2',
+        told="jobs 4711 and 4713 both get the port 20001",
+    ),
+    Wrong(
+        what="The hash of a text, which Python salts in each process.",
+        old=PORT,
+        new='port = 20000 + hash(slurm["SLURM_JOB_ID"]) % 9000',
+        told="asked for job 4711, the ranks of this run got different ports",
+    ),
+    Wrong(
         what="The number of the job is the port.",
         old=PORT,
         new='port = slurm["SLURM_JOB_ID"]',
@@ -68,6 +80,11 @@ ANSWERS = [
         old='                "MASTER_PORT": str(port),\n',
         new="",
         told="job 4711 gets the port None, expected a number from 1024 to 65535",
+    ),
+    Right(
+        what="A list for each process in place of a tuple.",
+        old="return processes",
+        new="return [list(process) for process in processes]",
     ),
     Right(
         what="Reads the sizes by a pattern, and adds what nobody asked for.",

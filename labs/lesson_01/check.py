@@ -11,7 +11,7 @@ from shared.runtime.ports import HERE, is_taken
 
 NODES = {"3,4": [3, 4], "4,3": [4, 3], "2(x2),1": [2, 2, 1], "1,5(x3)": [1, 5, 5, 5], "2": [2]}
 NODES["12,2(x11)"] = [12, *[2] * 11]
-JOBS = (4711, 4712, 12345678)  # numbers of jobs have up to eight digits
+JOBS = (4711, 4712, 4713, 12345678)  # numbers of jobs have up to eight digits
 PATIENCE = timedelta(seconds=10)
 Processes = list[tuple[str, dict[str, str]]]
 
@@ -23,8 +23,8 @@ def ask(answer: ModuleType, tasks_per_node: str, hosts: list[str], job: int) -> 
     if not isinstance(processes, list):
         raise Wrong(f"processes_of returned a {type(processes).__name__}, expected a list")
     for place, entry in enumerate(processes):
-        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], dict)):
-            raise Wrong(f"{tasks_per_node}: entry {place} is {entry!r}, expected a host and its variables")
+        if not (isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], dict)):
+            raise Wrong(f"{tasks_per_node}: entry {place} is {entry!r}, expected (host, variables)")
         for name, value in entry[1].items():
             if not isinstance(value, str):
                 kind = type(value).__name__
@@ -69,6 +69,17 @@ def port_of(job: int, processes: Processes) -> int:
     return int(port)
 
 
+def compare_ports(job: int, port: int, group: Group) -> None:
+    """Raise ``Wrong`` unless the answer gives all ranks of this run the same port for the same job."""
+    ports = [0] * group.world_size
+    dist.all_gather_object(ports, port)
+    if len(set(ports)) > 1:
+        raise Wrong(
+            f"asked for job {job}, the ranks of this run got different ports, {ports}: nothing may depend on "
+            "chance or on the process (Python salts the hashes of strings)"
+        )
+
+
 def meet(answer: ModuleType, group: Group) -> None:
     """The ranks of this run meet at the answer's address; rank 0 chooses a job whose port is free."""
     chosen = [0]
@@ -93,10 +104,13 @@ def verify(answer: ModuleType, group: Group) -> str:
         found = [ask(answer, tasks_per_node, hosts, job) for job in JOBS]
         compare(tasks_per_node, found[0], expected_of(sizes, hosts))
         ports = [port_of(job, processes) for job, processes in zip(JOBS, found, strict=True)]
-        if ports[0] == ports[1]:
-            raise Wrong(
-                f"jobs {JOBS[0]} and {JOBS[1]} both get the port {ports[0]}: on one node they would meet"
-            )
+        for earlier, later in ((0, 1), (0, 2), (1, 2)):
+            if ports[earlier] == ports[later]:
+                raise Wrong(
+                    f"jobs {JOBS[earlier]} and {JOBS[later]} both get the port {ports[earlier]}: on one node "
+                    "they would meet"
+                )
+        compare_ports(JOBS[0], ports[0], group)
         count += sum(sizes)
     meet(answer, group)
     return f"{count} processes of {len(NODES)} jobs, and the {group.world_size} of this run met. Well done."

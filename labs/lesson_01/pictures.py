@@ -3,6 +3,26 @@
 from shared.runtime import figures
 
 
+def nodes(sizes: list[int]) -> None:
+    """A frame for each node, and in it its processes with their numbers."""
+    figure, axes = figures.plt.subplots(1, len(sizes), figsize=(8.4, 1.9), width_ratios=sizes)
+    rank = 0
+    for node, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        for local in range(size):
+            box = {"boxstyle": "round", "facecolor": "white"}
+            axis.text(local, 0, f"rank {rank}\nlocal {local}", ha="center", va="center", bbox=box)
+            rank += 1
+        axis.set(title=f"node: group rank {node}", xlim=(-0.6, size - 0.4), ylim=(-0.6, 0.6))
+        axis.set(xticks=[], yticks=[])
+        axis.grid(visible=False)
+        axis.spines[:].set_visible(True)
+    counted = ", ".join(f"group rank {node} has {size} processes" for node, size in enumerate(sizes))
+    figures.show(
+        figure,
+        f"A frame for each node: {counted}. Local ranks begin with 0 on each node, ranks are counted on.",
+    )
+
+
 def two_nodes(reports: list[dict]) -> None:
     """Each process of two nodes above its device; dashed, the device of ``rank % local_world_size``."""
     figure, axes = figures.plt.subplots(1, 2, figsize=(8.4, 3.4), width_ratios=(3, 4))

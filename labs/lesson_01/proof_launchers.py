@@ -50,7 +50,7 @@ def by_spawn(world_size: int) -> None:
             raise CourseError(f"mp.spawn tells of process {error.error_index}: {error}") from None
         print(f"mp.spawn: exit code {FAILED} was noticed, the others were ended, an error was raised")
     else:
-        raise CourseError("mp.spawn was to notice that a process failed")
+        raise CourseError("mp.spawn should have noticed that a process failed")
 
 
 def by_process(world_size: int) -> None:

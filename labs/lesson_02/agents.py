@@ -69,7 +69,7 @@ def assert_waits(what: str, agent: subprocess.Popen, log: Path, cfg: Config) -> 
     text = ""
     while not complaint.search(text):
         if agent.poll() is not None or time.monotonic() > give_up:
-            raise CourseError(f"torchrun was to complain about {NOWHERE}, but said: {text[-300:]!r}")
+            raise CourseError(f"torchrun should have complained about {NOWHERE}, but said: {text[-300:]!r}")
         time.sleep(0.1)
         text = log.read_text(encoding="utf-8")
     warning = re.sub(r", [0-9]+", ", PORT", complaint.search(text)[0])
@@ -79,7 +79,7 @@ def assert_waits(what: str, agent: subprocess.Popen, log: Path, cfg: Config) -> 
     except subprocess.TimeoutExpired:
         print(f"  {cfg.watched_s:.0f} s later it is still waiting. We end it.")
     else:
-        raise CourseError(f"torchrun was to wait, but ended with exit code {agent.returncode}")
+        raise CourseError(f"torchrun should have waited, but ended with exit code {agent.returncode}")
     if "together" in log.read_text(encoding="utf-8"):  # which rank 0 of that script prints
         raise CourseError("a rank has started")
 

@@ -104,6 +104,38 @@ ANSWERS = [
         told="after 5 s meet was still waiting",
     ),
     Wrong(
+        what="Gives each name the whole timeout, and asks who is missing at the first that does not come.",
+        old=WAIT,
+        new="""
+        for name in names:
+            try:
+                store.wait([name], timeout)
+            except dist.DistStoreError:
+                missing = [name for name in names if not store.check([name])]
+                raise TimeoutError(", ".join(missing)) from None
+        """,
+        told="meet was still waiting; its timeout",
+    ),
+    Wrong(
+        what="Looks by a short wait, and takes the first rank that is free.",
+        old=(SET, RETURN),
+        new=(
+            """
+            rank = 0
+            while True:
+                try:
+                    store.wait([f"{rank}"], timedelta(milliseconds=50))
+                except dist.DistStoreError:
+                    break
+                rank += 1
+            store.set(f"{rank}", address)
+            store.set(me, "here")
+            """,
+            'return rank, [store.get(f"{r}").decode() for r in range(len(names))]',
+        ),
+        told="if two processes can take one rank",
+    ),
+    Wrong(
         what="The store's own error, which names keys and no names.",
         old=WAIT,
         new="store.wait(names, timeout)",
@@ -113,7 +145,7 @@ ANSWERS = [
         what="Ignores the timeout: get waits as well, but as long as the store likes.",
         old=WAIT,
         new="",
-        told="meet was still waiting; its timeout was 1 s",
+        told="waiting; its timeout was 3 s",
     ),
     Wrong(
         what="Reads the next free rank, then writes the one after it; another process may read in between.",

@@ -18,16 +18,20 @@ FAULTS: list[Fault] = [
         run="02_join",
     ),
     Fault(lab="02_join", old="return sum(len(request.keys)", new="return sum(1", told="expected 3 and 4"),
-    Fault(lab="02_missing_rank", old="world_size=3", new="world_size=2", told=" was to say '", ranks=0),
-    Fault(lab="02_wrong_address", old="ports[rank]}", new="ports[0]}", told=" was to say '", ranks=0),
+    Fault(lab="02_missing_rank", old="world_size=3", new="world_size=2", told=" should have said '", ranks=0),
+    Fault(lab="02_wrong_address", old="ports[rank]}", new="ports[0]}", told=" should have said '", ranks=0),
     Fault(
-        lab="02_taken_port", old='"A": port, ', new='"A": get_free_port(), ', told=" was to say '", ranks=0
+        lab="02_taken_port",
+        old='"A": port, ',
+        new='"A": get_free_port(), ',
+        told=" should have said '",
+        ranks=0,
     ),
     Fault(
         lab="02_reused_file",
         old="shutil.copy(file, left)",
         new="pass",
-        told="was to say 'connectFullMesh",
+        told="should have said 'connectFullMesh",
         ranks=0,
     ),
     Fault(

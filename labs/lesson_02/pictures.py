@@ -24,6 +24,6 @@ def who_waits(ranks: list[dict], start: float) -> None:
     figures.show(
         figure,
         f"A line of time for each of {world_size} ranks. Each begins with a mark where the rank writes its "
-        "address, later from rank to rank. Bars show for whom it waits. All end where the last rank's "
+        "address, later from rank to rank. Bars show which rank it waits for. All end where the last rank's "
         "begins.",
     )

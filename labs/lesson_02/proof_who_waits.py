@@ -108,7 +108,9 @@ def main(cfg: Config) -> None:
     written = ranks_in(requests, "set")
     read = ranks_in(requests, "get")
     if written != [rank] or sorted(read) != list(range(n)):
-        raise CourseError(f"rank {rank} was to write its own address and read each once: {written}, {read}")
+        raise CourseError(
+            f"rank {rank} should have written its own address and read each once: {written}, {read}"
+        )
     print_in_rank_order(f"wrote the address of rank {written[0]}, read those of {sorted(read)}")
 
     (writes,) = [request.start for request in requests if request.operation == "set"]

@@ -63,11 +63,11 @@ ANSWERS = [
         what="Pads to a length that is enough for the tensors of this check.",
         old=EXCHANGE,
         new="""
-        padded, box = outgoing.new_zeros(100_000), outgoing.new_zeros(100_000)
+        padded, buffer = outgoing.new_zeros(100_000), outgoing.new_zeros(100_000)
         padded[0] = len(outgoing)
         padded[1 : 1 + len(outgoing)] = outgoing
-        swap(padded, right, box, left)
-        incoming = box[1 : 1 + int(box[0])]
+        swap(padded, right, buffer, left)
+        incoming = buffer[1 : 1 + int(buffer[0])]
         """,
         told="the result is right, but 400,000 bytes were sent for a tensor of 40,000",
     ),
@@ -78,7 +78,7 @@ ANSWERS = [
         told="the result is what rank 1 sent; the left neighbour is rank 2",
     ),
     Wrong(
-        what="Makes the box of torch's default dtype.",
+        what="Makes the buffer of torch's default dtype.",
         old="outgoing.new_empty(int(length_there))",
         new="torch.empty(int(length_there))",
         told="the result is of torch.float32, expected torch.int32",

@@ -3,6 +3,13 @@
 from tests.planted import Fault
 
 FAULTS: list[Fault] = [
+    Fault(  # the classical one: a rank of the job where one of the group is meant, right on two ranks
+        lab="03_messages",
+        old="other = dist.get_global_rank(pair, 1 - me)",
+        new="other = 1 - me",
+        told="of the group: [",
+        ranks=3,
+    ),
     Fault(
         lab="03_tags",
         old="((BIAS, 2.0), (WEIGHT, 1.0))",
@@ -13,7 +20,7 @@ FAULTS: list[Fault] = [
         lab="03_messages",
         old="mine = torch.full((3,), float(rank)",
         new="mine = torch.full((3,), float(right)",
-        told="assert box.tolist() == [left, left, left]",
+        told="assert buffer.tolist() == [left, left, left]",
     ),
     Fault(lab="03_ring", old="held += mine", new="held -= mine", told="sum of ranks 0 to 1: differs by"),
     Fault(
@@ -26,13 +33,13 @@ FAULTS: list[Fault] = [
         lab="03_in_flight",
         old="    dist.isend(torch.full(",
         new="    lose_the_handle.kept = dist.isend(torch.full(",
-        told="this call was to wait in vain, but it returned",
+        told="this call should have waited in vain, but it returned",
     ),
     Fault(
         lab="03_deadlock",
         old="in_two_calls(task, SEND_FIRST, begun)",
         new="in_two_calls(task, SEND_FIRST if task.right else RECEIVE_FIRST, begun)",
-        told="there was to be a deadlock, but the messages arrived",
+        told="expected a deadlock, but the messages arrived",
     ),
     Fault(
         lab="03_deadlock",
@@ -44,7 +51,7 @@ FAULTS: list[Fault] = [
         lab="03_deadlock",
         old="lambda task: by_batch(task, send_first=False)",
         new="lambda task: by_isend(task)",
-        told="batch, recv listed first: by nccl's rules, isend alone was to hang",
+        told="batch, recv listed first: by nccl's rules, isend alone should have hung",
     ),
     Fault(
         lab="03_mismatch",

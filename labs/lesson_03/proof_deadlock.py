@@ -85,7 +85,7 @@ def assert_stuck(task: Shift) -> None:
         if not waited_in_vain(error):
             raise
     else:
-        raise CourseError("there was to be a deadlock, but the messages arrived")
+        raise CourseError("expected a deadlock, but the messages arrived")
     assert begun == ["send"], f"a rank got beyond send: {begun}"
 
 
@@ -96,7 +96,7 @@ def replayed(name: str, way: Callable, task: Shift, cfg: Config) -> list[str]:
         way(task)
     size = 4 * max(cfg.sizes)
     if log.counts() != {"send": 1, "recv": 1} or log.bytes("send") != size:
-        raise CourseError(f"{name}: one message of {size:,} bytes was to go out: {log.calls}")
+        raise CourseError(f"{name}: one message of {size:,} bytes should have gone out: {log.calls}")
     assert_equal(name, task.incoming, torch.full_like(task.incoming, task.left), 0.0)
     by_rank: list = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, log.issued)
@@ -129,7 +129,7 @@ def main(cfg: Config) -> None:
         for name, way in ways.items():
             found = replayed(name, way, task, cfg)
             if found != (waits if way is by_isend else []):
-                raise CourseError(f"{name}: by nccl's rules, isend alone was to hang; found {found}")
+                raise CourseError(f"{name}: by nccl's rules, isend alone should have hung; found {found}")
             print_on_rank_0(f"{name:28}{'arrives':14}{f'{n} ranks stuck in send' if found else 'moves'}")
         incoming = torch.empty_like(task.incoming, device=group.device)
         sendrecv(task.outgoing.to(group.device), task.right, incoming, task.left)

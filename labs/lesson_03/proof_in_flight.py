@@ -59,25 +59,25 @@ def arrives(way: Callable, size: int, mail: dist.ProcessGroup) -> float | None:
             way(torch.ones(size), rank, mail)
         return None
     dist.recv(torch.empty(1), 0, group=mail, tag=GO)
-    box = torch.zeros(size)
-    dist.recv(box, 0, group=mail, tag=DATA)
-    assert box.min() == box.max(), "a mixture of old and new values"
-    return box[0].item()
+    buffer = torch.zeros(size)
+    dist.recv(buffer, 0, group=mail, tag=DATA)
+    assert buffer.min() == buffer.max(), "a mixture of old and new values"
+    return buffer[0].item()
 
 
 def read_too_early(mail: dist.ProcessGroup) -> None:
-    """A receiver looks into its box before and after ``wait``."""
+    """A receiver looks into its buffer before and after ``wait``."""
     if dist.get_rank() == 0:
         for rank in range(1, dist.get_world_size()):
             dist.recv(torch.empty(1), rank, group=mail, tag=GO)
             dist.send(torch.ones(10), rank, group=mail, tag=DATA)
         return
-    box = torch.zeros(10)
-    work = dist.irecv(box, 0, group=mail, tag=DATA)
-    assert not work.is_completed() and box.sum() == 0, "nothing was sent yet"
+    buffer = torch.zeros(10)
+    work = dist.irecv(buffer, 0, group=mail, tag=DATA)
+    assert not work.is_completed() and buffer.sum() == 0, "nothing was sent yet"
     dist.send(torch.ones(1), 0, group=mail, tag=GO)
     work.wait()
-    assert work.is_completed() and box.sum() == 10
+    assert work.is_completed() and buffer.sum() == 10
 
 
 def lose_the_handle(to: int, value: float, mail: dist.ProcessGroup) -> None:
@@ -95,11 +95,11 @@ def receiver_waits_already(cfg: Config, mail: dist.ProcessGroup) -> int:
         return 0
     arrived = 0
     for number in range(cfg.lost_handles):
-        box = torch.full((10,), -1.0)
-        work = dist.irecv(box, 0, group=mail, tag=DATA)
+        buffer = torch.full((10,), -1.0)
+        work = dist.irecv(buffer, 0, group=mail, tag=DATA)
         dist.send(torch.ones(1), 0, group=mail, tag=GO)  # behind the request for the data, to the same rank
         work.wait()
-        arrived += int(bool((box == number).all()))
+        arrived += int(bool((buffer == number).all()))
     return arrived
 
 
@@ -132,7 +132,7 @@ def assert_times_out(call: Callable) -> None:
         if not waited_in_vain(error):
             raise
     else:
-        raise CourseError("this call was to wait in vain, but it returned")
+        raise CourseError("this call should have waited in vain, but it returned")
 
 
 def main(cfg: Config) -> None:

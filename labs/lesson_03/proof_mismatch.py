@@ -21,7 +21,7 @@ class Config:
     room: int = 10
 
 
-# What rank 0 sends, the box that rank 1 brings, and what is in that box afterwards.
+# What rank 0 sends, the buffer of rank 1, and what is in that buffer afterwards.
 CASES = {
     "another shape": (
         torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
@@ -29,7 +29,7 @@ CASES = {
         [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
     ),
     "another dtype": (torch.tensor([1.0, 2.0]), torch.zeros(2, dtype=torch.int32), [1065353216, 1073741824]),
-    "a larger box": (torch.tensor([1.0, 2.0]), torch.zeros(4), [1.0, 2.0, 0.0, 0.0]),
+    "a larger buffer": (torch.tensor([1.0, 2.0]), torch.zeros(4), [1.0, 2.0, 0.0, 0.0]),
 }
 
 
@@ -42,7 +42,7 @@ def assert_refused(what: str, call: Callable, text: str) -> None:
         if dist.get_rank() == 1:
             print(f"[rank 1] {what}: {type(error).__name__}, {text!r}")
     else:
-        raise CourseError(f"{what} was to be refused")
+        raise CourseError(f"{what} should have been refused")
 
 
 def main(cfg: Config) -> None:
@@ -54,19 +54,19 @@ def main(cfg: Config) -> None:
             "to myself", lambda: dist.send(torch.ones(1), group.rank, mail), "should not be the same"
         )
         assert_refused("a column", lambda: dist.send(column, neighbour, mail), "has to be contiguous")
-        for what, (sent, box, expected) in CASES.items():
+        for what, (sent, buffer, expected) in CASES.items():
             if group.rank == 0:
                 dist.send(sent, 1, group=mail)
             elif group.rank == 1:
-                dist.recv(box, 0, group=mail)
-                assert box.tolist() == expected, (what, box)
-                print(f"[rank 1] {what}: no error; {sent.tolist()} came as {box.tolist()}")
+                dist.recv(buffer, 0, group=mail)
+                assert buffer.tolist() == expected, (what, buffer)
+                print(f"[rank 1] {what}: no error; {sent.tolist()} came as {buffer.tolist()}")
         if group.rank == 0:
             dist.send(torch.ones(cfg.too_large), 1, group=mail)
         elif group.rank == 1:
-            print(f"[rank 1] a smaller box: {cfg.too_large} numbers arrive; the box holds {cfg.room}")
+            print(f"[rank 1] a smaller buffer: {cfg.too_large} numbers arrive; the buffer holds {cfg.room}")
             dist.recv(torch.zeros(cfg.room), 0, group=mail)  # no exception: the process is aborted here
-            raise CourseError("a message larger than its box was to be noticed")
+            raise CourseError("a message larger than its buffer should have been noticed")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ def main(cfg: Config) -> None:
             dist.barrier()  # inside: the first call that is recorded is slow
             held = hand_round(mine, events, cfg).cpu()
         if log.counts() != {"barrier": 1, "send": 1, "recv": 1} or log.bytes("send") != 8 * cfg.numel:
-            raise CourseError(f"one message of {8 * cfg.numel:,} bytes was to go out here: {log.calls}")
+            raise CourseError(
+                f"one message of {8 * cfg.numel:,} bytes should have gone out here: {log.calls}"
+            )
         last = group.rank if group.rank > 0 else group.world_size - 1
         assert_equal(f"sum of ranks 0 to {last}", held, reference(last + 1, cfg), 0.0)
         print_in_rank_order(f"I held the sum of ranks 0 to {last}, equal to one process")

@@ -1,4 +1,4 @@
-"""Exercise 03: hand a tensor to the right neighbour, when nobody knows how long the others' are."""
+"""Exercise 03: send a tensor to the right neighbour, when no rank knows the others' lengths."""
 
 import torch
 import torch.distributed as dist

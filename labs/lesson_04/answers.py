@@ -26,7 +26,7 @@ ANSWERS = [
             dist.recv(whole, 0)
         return whole
         """,
-        told="the result is right, but this rank sent 40,320 bytes in 2 message(s)",
+        told="the result is right, but this rank sent 40,320 bytes in 2 messages",
     ),
     Wrong(
         what="Pieces stand in the order in which they come: my own first.",
@@ -73,6 +73,19 @@ ANSWERS = [
         old="torch.cat(pieces)",
         new="pieces",
         told="the result is list, expected one tensor of 3 pieces: (2520,)",
+    ),
+    Wrong(
+        what="Starts all sends, then receives: right on gloo, and stuck on nccl (lesson 03).",
+        old=ALL_GATHER,
+        new="""
+        works = [dist.isend(piece, other) for other in range(n) if other != rank]
+        for other in range(n):
+            if other != rank:
+                dist.recv(pieces[other], other)
+        for work in works:
+            work.wait()
+        """,
+        told="the result is right on gloo; replayed by nccl's rules, it",
     ),
     Right(
         what="About log2(n) messages of growing size instead of n - 1, as Bruck's algorithm.",

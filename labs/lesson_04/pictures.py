@@ -1,8 +1,31 @@
-"""The pictures of lesson 04, drawn from what its proofs recorded."""
+"""The pictures of lesson 04, drawn on paper or from what its proofs recorded."""
 
 from shared.runtime import figures
 
 DARK = figures.plt.get_cmap("YlGnBu")  # from light to dark, so that it reads in grey as well
+
+
+def on_paper(n: int) -> list[dict]:
+    """{collective: what a rank holds before and after it} of each of ``n`` ranks, computed with lists."""
+    held = [[f"{letter}{place}" for place in range(n)] for letter in "ABCDEFGH"[:n]]
+    columns = [list(column) for column in zip(*held, strict=True)]
+    sums = [f"Σ{place}" for place in range(n)]
+    nothing: list[list] = [[] for _ in range(n - 1)]
+    undefined: list[list] = [[None] * n for _ in range(n - 1)]
+    moments = {
+        "broadcast": (held, [held[0]] * n),
+        "scatter": ([held[0], *nothing], [[piece] for piece in held[0]]),
+        "gather": ([row[:1] for row in held], [columns[0], *nothing]),
+        "all_gather": ([row[:1] for row in held], [columns[0]] * n),
+        "all_to_all": (held, columns),
+        "reduce": (held, [sums, *undefined]),
+        "all_reduce": (held, [sums] * n),
+        "reduce_scatter": (held, [[total] for total in sums]),
+    }
+    return [
+        {name: {"before": before[rank], "after": after[rank]} for name, (before, after) in moments.items()}
+        for rank in range(n)
+    ]
 
 
 def before_and_after(ranks: list[dict], names: list[str]) -> None:

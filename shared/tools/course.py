@@ -36,6 +36,11 @@ ROUTES = (
         {"script": "labs/lab_10_train.py", "rank-check": "notebooks/tools.md"},
     ),
     Route(
+        "train a large model on 8 GPUs next month",
+        ("00", "08", "06", "10", "11", "19", "27", "26"),
+        {"which strategy": "notebooks/strategies.md"},
+    ),
+    Route(
         "have a job that hangs or is slow",
         ("26", "25"),
         {"failures": "notebooks/failures.md", "rank-doctor": "notebooks/tools.md"},
@@ -43,7 +48,7 @@ ROUTES = (
     Route("have a model that does not fit", ("15", "16", "17", "18", "19", "20", "21", "22"), {}),
     Route("plan a cluster", ("05", "27", "28"), {"rank-plan": "notebooks/tools.md"}),
     Route(
-        "have an interview",
+        "are preparing for an interview",
         ("04", "05", "09", "18", "19", "22"),
         {"questions": "notebooks/questions.md", "glossary": "notebooks/glossary.md"},
     ),

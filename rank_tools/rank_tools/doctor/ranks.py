@@ -32,8 +32,8 @@ STARTS_A_PROCESS = ("_bootstrap", "_worker_loop")
 # The text of an error by which a rank tells that another one has gone or does not come.
 ECHO_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 ECHO = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|[Tt]imed out|[Tt]imeout|recvValue|failed to recv|"
-    r"remote process exited|was aborted|[Ss]ocket|connectFullMesh|NCCL"
+    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed out|[Tt]imeout|recvValue|"
+    r"[Ff]ailed to recv|remote process exited|was aborted|[Ss]ocket|connectFullMesh|NCCL|[Ww]atchdog"
 )
 
 
