@@ -14,7 +14,11 @@ from rank_tools.planner.hardware import Gpu, Network, gpu_named, seconds
 from rank_tools.planner.published import Row, read
 from rank_tools.planner.step import most_traffic, step_time
 from shared.runtime.loading import load_file
-from tests.helpers import LABS
+from tests.helpers import LABS, ROOT
+
+from lesson_28.real_size import ROWS as ROWS_AT_REAL_SIZE
+from lesson_28.real_size import TO_FIT, held, table
+from lesson_28.real_size import seconds as real_size_seconds
 
 LAB = LABS / "lab_28_rooflines.py"
 GROUPS = ((8, 8), (16, 8), (128, 8), (2048, 8), (16, 1), (64, 2))  # ranks, and how many of them share a node
@@ -125,3 +129,17 @@ def test_ranks_that_fill_no_node_are_refused(tmp_path: Path):
     lab = lab_with(tmp_path)
     with pytest.raises(ValueError, match="12 ranks do not fill nodes of 8"):
         lab.of_fsdp(1, 12, lab.H100)
+
+
+def test_the_page_of_strategies_has_what_real_size_prints():
+    page = (ROOT / "notebooks" / "strategies.md").read_text(encoding="utf-8")
+    assert table() in page
+
+
+def test_what_the_page_of_strategies_says_at_real_size():
+    """FSDP with checkpointing saves what TP saves in half of the time; DDP and ZeRO-1 do not fit."""
+    fits = {name: held(layout).total / 2**30 < TO_FIT for name, layout in ROWS_AT_REAL_SIZE.items()}
+    assert [name for name, fit in fits.items() if not fit] == ["DDP 64", "ZeRO-1 64"]
+    recomputing = real_size_seconds(ROWS_AT_REAL_SIZE["FSDP 64, checkpointing"], Network())
+    for name in ("FSDP 8 x TP 8 + SP", "FSDP 8 x CP 8, gather", "FSDP 8 x PP 8"):
+        assert real_size_seconds(ROWS_AT_REAL_SIZE[name], Network()) > 1.6 * recomputing
