@@ -605,6 +605,8 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture):
             "2 bytes of a parameter, 2 of its gradient, 4 of",
         ),
         ([*COMMAND, "--zero", "3", "--sync", "last"], 0, "sync last"),
+        ([*COMMAND, "--brief", "--tp", "2"], 0, "waiting add: tp "),
+        ([*COMMAND, "--brief", "--memory", "8"], 1, "by memory, such as"),
         ([*COMMAND, "--stack", "torch", "--logits", "6", "--whole-logits"], 0, "6 of a logit, whole on each"),
         (["--model", "8b", "--gpus", "128"], 0, "at 400 Gb/s a GPU, 12,149 at 100 Gb/s"),
         ([*COMMAND, "--zero", "3", "--micro-batch", "8", "--recompute", "none", "--anyway"], 0, "DP 8, FSDP"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import PlanError
 from .failures import GPU_HOURS_PER_FAILURE, mean_time_between
-from .hardware import GIB, GPUS, Network, fsdp_hides_from, gpu_named
+from .hardware import GIB, GPUS, Network, by_rule, fsdp_hides_from, gpu_named
 from .layout import CHOICES
 from .published import checked, table
 from .search import (
@@ -104,6 +104,7 @@ def parser() -> Parser:
     flags = {
         "--check": "print how far the planner is off for trainings that others have published",
         "--json": "print plans as JSON",
+        "--brief": "print three lines: the best plan's memory, what a GPU sends, and seconds",
         "--fp8": "linear layers multiply in FP8",
         "--no-sp": "tensor parallelism without sequence parallelism",
         "--whole-logits": "each rank of TP gathers the logits of the whole vocabulary for the loss",
@@ -369,6 +370,35 @@ def describe(training: Training, plan: Plan) -> str:
     return "\n    ".join(lines)
 
 
+def brief(training: Training, plans: list[Plan], rejected: list[Rejected]) -> str:
+    """The best plan in three lines, or why none runs in one."""
+    model, network = training.model, training.network
+    at = f"{training.gpus:,} x {training.gpu.name}, {network.card * 8 / 1e9:.0f} Gb/s"
+    what = f"{model.name}, {training.sequences:,} x {model.context:,} tokens on {at}"
+    if not plans:
+        return f"{what}: {reasons(rejected)[0].strip()}"
+    plan, (low, high) = plans[0], training.of_step
+    memory, time = plan.memory, plan.time
+    held = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in asdict(memory).items() if size > 0.05 * GIB)
+    sent: dict[str, float] = {}
+    for (dimension, op), (_, size) in most_traffic(model, plan.layout, training.sequences).items():
+        if op != "recv":
+            ranks, _ = plan.layout.group(dimension, network.node)
+            sent[dimension] = sent.get(dimension, 0.0) + by_rule(op, ranks, size)
+    bytes_sent = ", ".join(
+        f"{name} {amount(size, 'B', 'kMGTP')}" for name, size in sent.items() if size > 1e6
+    )
+    shown = {name: value for name, value in asdict(time).items() if name in sent or name == "waiting"}
+    unhidden = ", ".join(f"{name} {value:.2f} s" for name, value in shown.items() if value >= 0.005)
+    lines = [
+        f"{what}: {plan.layout}",
+        f"{memory.total / GIB:.1f} GiB: {held}; sends {bytes_sent or 'nothing'}",
+        f"step {low * time.total:.3g} to {high * time.total:.3g} s; "
+        f"communication and waiting add: {unhidden or 'nothing'}",
+    ]
+    return "\n    ".join(lines)
+
+
 def reasons(rejected: list[Rejected]) -> list[str]:
     """For each kind of problem how many layouts have it, and the one that is nearest to running."""
     by_kind: dict[str, list[tuple[int, float, str]]] = {}
@@ -422,6 +452,9 @@ def main(arguments: list[str] | None = None) -> int:
         return BAD_INPUT
     if given.json:
         print(as_json(training, plans[: given.show], rejected))
+        return 0 if plans else 1
+    if given.brief:
+        print(brief(training, plans, rejected))
         return 0 if plans else 1
     model, gpus, size = training.model, training.gpus, training.sequences
     how = " (changed so that it divides)" if changed else "" if given.global_batch else " by default"

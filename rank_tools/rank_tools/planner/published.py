@@ -180,7 +180,8 @@ def table() -> str:
     lines = [f"{'':11} {'measured':>9} {'ours':>9} {'off':>5}"]
     for row in [*everything, *others]:
         layout, stack = row.layout, row.layout.stack
-        model = f"{row.model.name}, {row.model.context} tokens"
+        sizes = f"{row.model.layers} x {row.model.width}"
+        model = f"{row.model.name} ({sizes}), {row.model.context} tokens"
         what = f"{model}, {layout.ranks} x {row.gpu}: {layout}, {stack.name}"
         off = f"{row.value:9.6g} {row.ours():9.5g} {row.deviation():+5.0%} {row.unit:9}"
         lines.append(f"{row.set:11} {off} {what}{' FP8' if stack.fp8 else ''} ({row.source})")
