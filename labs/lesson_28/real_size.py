@@ -8,6 +8,7 @@ prints the table of notebooks/strategies.md; with ``--draw`` it writes notebooks
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rank_tools.planner import Layout, Memory, Network, gpu_named, memory_of, model_named, stack_named
 from rank_tools.planner.hardware import GIB, by_rule
@@ -15,7 +16,7 @@ from rank_tools.planner.step import most_traffic, step_time
 
 MODEL, GPUS, SEQUENCES = "8b", 64, 64
 SLOW = Network(card=12.5e9)  # 100 Gb/s a GPU
-SHARDED = {"zero": 3, "stack": stack_named("torch")}
+SHARDED: dict[str, Any] = {"zero": 3, "stack": stack_named("torch")}
 ROWS = {
     "DDP 64": Layout(dp=64, stack=stack_named("torch")),
     "ZeRO-1 64": Layout(dp=64, zero=1, stack=stack_named("torch")),
