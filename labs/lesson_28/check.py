@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from rank_tools.planner import (
     CAUSAL,
@@ -56,7 +57,9 @@ def expected_seconds(model: Model, layout: Layout, sequences: int) -> float:
     micro_batch = operations / (gpu.peak * gpu.gemm) + parts * model.layers / layout.pp / gpu.link
     numbers = model.parameters() / layout.tp / layout.pp
     inside = max(1, min(layout.dp, network.node // layout.tp))
-    starts = dict.fromkeys(("start_inside", "start_between", "hop_inside", "hop_between"), 0.0)
+    starts: dict[str, Any] = dict.fromkeys(
+        ("start_inside", "start_between", "hop_inside", "hop_between"), 0.0
+    )
     at_once = replace(network, reached=1.0, **starts)
     reducing = seconds("reduce_scatter", layout.dp, inside, 1, 6 * numbers, gpu, at_once)
     rest = max(0.0, reducing - micro_batch)

@@ -237,9 +237,28 @@ def gpt(name: str, layers: int, width: int, heads: int, vocabulary: int, context
 
 LIKE_GPT2 = ("gpt2", "opt", "gpt_neo", "gpt_bigcode")  # learned positions, biases, LayerNorm
 LIKE_NEOX = ("gpt_neox", "bloom", "mpt", "falcon", "nemotron", "phi", "gptj", "starcoder2")  # an MLP of two
-LIKE_LLAMA = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2")
+LIKE_LLAMA: tuple[str, ...] = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+)
 LIKE_LLAMA += ("deepseek_v2", "deepseek_v3", "gpt_oss", "olmo", "olmo2", "granite", "phi3", "palm", "smollm3")
-NO_DECODERS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "modernbert")
+NO_DECODERS: tuple[str, ...] = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
+)
 NO_DECODERS += ("xlm-roberta", "vit", "clip", "t5", "mt5", "bart", "whisper", "wav2vec2", "mamba", "mamba2")
 NO_DECODERS += ("rwkv", "jamba", "bamba", "zamba", "zamba2", "nemotron_h", "falcon_mamba", "recurrent_gemma")
 ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
