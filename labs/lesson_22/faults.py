@@ -63,10 +63,32 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="22_rows_sharded",
-            old="            block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n",
-            new="            pass\n",
+            old="        recomputing(model)\n",
+            new="        pass\n",
             told="FSDP, checkpointing: forward leaves ",
             arguments=("--only", "FSDP, checkpointing"),
+        ),
+        # Checkpointing that sends nothing more, as an earlier page had it
+        Fault(
+            lab="22_rows_tensor",
+            old="again = len(model.blocks) if recompute else 0",
+            new="again = 0",
+            told="TP + SP, checkpointing: a step calls tp all_gather (26, ",
+            arguments=("--only", "TP + SP, checkpointing"),
+        ),
+        Fault(
+            lab="22_rows_sequence",
+            old="(4 if recompute else 3)",
+            new="3",
+            told="CP, ring, checkpointing: a step calls ",
+            arguments=("--only", "CP, ring, checkpointing"),
+        ),
+        Fault(
+            lab="22_rows_experts",
+            old="(2, 3) if recompute else (1, 2)",
+            new="(1, 2)",
+            told="EP, checkpointing: a step calls ",
+            arguments=("--only", "EP, checkpointing"),
         ),
         Fault(
             lab="16_executor",

@@ -14,7 +14,7 @@ from shared.training.gpt import loss_sum
 from shared.training.one_process import whole
 
 from lesson_21 import proof_gpt as expert_parallel
-from lesson_22.rows import Job, Row, place, steps_of
+from lesson_22.rows import Job, Row, place, recomputing, steps_of
 from lesson_22.rows_sharded import gathers_and_scatters, in_blocks, sum_gradients_only
 
 
@@ -28,27 +28,33 @@ def loss_of_rows(job: Job, model: nn.Module, mesh: DeviceMesh, name: str) -> Cal
     return loss_of
 
 
-def exchanges(job: Job) -> tuple[int, int]:
-    """The mean over the ranks: counts, then routed tokens there and back, and their gradients."""
+def exchanges(job: Job, recompute: bool = False) -> tuple[int, int]:
+    """The mean over the ranks: counts, then routed tokens there and back, and their gradients.
+
+    To ``recompute``, counts and tokens there and back once more: of five exchanges eight.
+    """
     cfg = job.cfg
     routed = cfg.k * job.activations(cfg.rows) // job.group.world_size
-    counts = 8 * cfg.experts
-    return 5 * cfg.gpt.layers, cfg.gpt.layers * (counts + 4 * routed)
+    counts, passes = (2, 3) if recompute else (1, 2)
+    size = counts * 8 * cfg.experts + 2 * passes * routed
+    return (counts + 2 * passes) * cfg.gpt.layers, cfg.gpt.layers * size
 
 
 def is_dense(name: str) -> bool:
     return not expert_parallel.is_expert(name)
 
 
-def ep(job: Job) -> Row:
+def ep(job: Job, recompute: bool = False) -> Row:
     """Lesson 21: some experts on each rank; tokens travel to those that they chose."""
     mesh = job.mesh(ep=job.group.world_size)
     group = mesh.get_group("ep")
     model = expert_parallel.spread_experts(job.model(), group)
+    if recompute:
+        recomputing(model)
     optimizer = job.adam(model.parameters())
     reduce = partial(expert_parallel.reduce_gradients, model, group)
     traffic = {
-        ("ep", "all_to_all"): exchanges(job),
+        ("ep", "all_to_all"): exchanges(job, recompute),
         ("ep", "all_reduce"): (1, job.bytes_of(whole, is_dense)),
     }
     return Row(
@@ -59,6 +65,10 @@ def ep(job: Job) -> Row:
         part=expert_parallel.part_in(group),
         even=False,  # who gets how many tokens, the router decides
     )
+
+
+def ep_recomputing(job: Job) -> Row:
+    return ep(job, recompute=True)
 
 
 def fsdp_ep(job: Job) -> Row:

@@ -12,7 +12,7 @@ from shared.training.one_process import whole
 
 from lesson_19.sharding import shard_units
 from lesson_20 import proof_gpt as context_parallel
-from lesson_22.rows import Job, Row, Traffic, place, steps_of
+from lesson_22.rows import Job, Row, Traffic, place, recomputing, steps_of
 from lesson_22.rows_data import buckets
 from lesson_22.rows_sharded import gathers_and_scatters, in_blocks, sum_gradients_only
 
@@ -28,17 +28,19 @@ def loss_of_tokens(job: Job, model: nn.Module, way: str, mesh: DeviceMesh, *data
     return loss_of
 
 
-def sends_of_ring(job: Job, rows: int, ranks: int) -> tuple[int, int]:
-    """To N - 1 ranks: keys and values, forward and backward, and their gradients."""
-    messages = 3 * (ranks - 1) * job.cfg.gpt.layers
+def sends_of_ring(job: Job, rows: int, ranks: int, recompute: bool = False) -> tuple[int, int]:
+    """To N - 1 ranks: keys and values, forward and backward, and their gradients; to recompute, once more."""
+    messages = (4 if recompute else 3) * (ranks - 1) * job.cfg.gpt.layers
     return messages, messages * 2 * job.activations(rows) // ranks
 
 
-def cp(job: Job, way: str, traffic: Traffic) -> Row:
+def cp(job: Job, way: str, traffic: Traffic, recompute: bool = False) -> Row:
     """Lesson 20: 1/N of the sequence on each rank. Their gradients are averaged as DDP does it."""
     n = job.group.world_size
     mesh = job.mesh(cp=n)
     model = context_parallel.split_context(job.model(), way, mesh.get_group("cp"))
+    if recompute:
+        recomputing(model)
     optimizer = job.adam(model.parameters())
     copies = DistributedDataParallel(model, process_group=mesh.get_group("cp"))
     part_of_loss = loss_of_tokens(job, copies, way, mesh)
@@ -47,10 +49,14 @@ def cp(job: Job, way: str, traffic: Traffic) -> Row:
     return Row(step, model.named_parameters, optimizer, traffic, share=1 / n)
 
 
-def cp_ring(job: Job) -> Row:
+def cp_ring(job: Job, recompute: bool = False) -> Row:
     """Lesson 20: keys and values go round."""
-    messages = sends_of_ring(job, job.cfg.rows, job.group.world_size)
-    return cp(job, "ring", {("cp", "send"): messages, ("cp", "recv"): messages})
+    messages = sends_of_ring(job, job.cfg.rows, job.group.world_size, recompute)
+    return cp(job, "ring", {("cp", "send"): messages, ("cp", "recv"): messages}, recompute)
+
+
+def cp_ring_recomputing(job: Job) -> Row:
+    return cp_ring(job, recompute=True)
 
 
 def cp_ulysses(job: Job) -> Row:

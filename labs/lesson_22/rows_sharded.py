@@ -1,15 +1,12 @@
 """Rows of the table: FSDP, with checkpointing, HSDP. Between steps a rank has shards."""
 
-from functools import partial
-
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.checkpoint import checkpoint
 
 from shared.training.one_process import whole
 
 from lesson_19.sharding import shard_units
-from lesson_22.rows import Job, Row, mean_of_rows, place, steps_of
+from lesson_22.rows import Job, Row, mean_of_rows, place, recomputing, steps_of
 
 
 def gathers_and_scatters(layers: int, everything: int, in_blocks: int, ranks: int) -> tuple:
@@ -39,8 +36,7 @@ def fsdp(job: Job, recompute: bool = False) -> Row:
     mesh = job.mesh(dp=n)
     model = job.model()
     if recompute:
-        for block in model.blocks:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        recomputing(model)
     shard_units(model, mesh)
     optimizer = job.adam(model.parameters())
     of_blocks = job.bytes_of(whole, in_blocks)

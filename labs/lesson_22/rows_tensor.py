@@ -12,7 +12,7 @@ from shared.training.one_process import whole
 from lesson_17 import proof_gpt as tensor_parallel
 from lesson_17 import proof_sequence as sequence_parallel
 from lesson_19.sharding import shard_units
-from lesson_22.rows import Job, Row, place, steps_of
+from lesson_22.rows import Job, Row, place, recomputing, steps_of
 from lesson_22.rows_sharded import gathers_and_scatters, in_blocks
 
 
@@ -52,19 +52,27 @@ def tp(job: Job) -> Row:
     )
 
 
-def tp_sp(job: Job) -> Row:
-    """Lesson 17: and between the split layers 1/N of the sequence."""
+def tp_sp(job: Job, recompute: bool = False) -> Row:
+    """Lesson 17: and between the split layers 1/N of the sequence.
+
+    To ``recompute`` a block gathers both inputs again, and reduces one output: the last is needed by nobody.
+    """
     n = job.group.world_size
     group = job.mesh(tp=n).get_group("tp")
     model = sequence_parallel.split_sequence(job.model(), group)
+    if recompute:
+        recomputing(model)
     optimizer = job.adam(model.parameters())
     sum_whole = partial(sequence_parallel.sum_gradients_of_whole_parameters, model, group)
     calls, size = all_reduces_of_tp(job, len(model.blocks), job.cfg.rows)
     of_loss = size - (calls - 3) * job.activations(job.cfg.rows)
     of_whole = job.bytes_of(whole, lambda name: not sequence_parallel.is_split(name))
+    again = len(model.blocks) if recompute else 0
+    gathers, scatters = calls - 3 + 2 * again, calls - 3 + again
+    one = job.activations(job.cfg.rows)
     traffic = {  # the all-reduces of TP, in two halves
-        ("tp", "all_gather"): (calls - 3, (size - of_loss) // n),
-        ("tp", "reduce_scatter"): (calls - 3, size - of_loss),
+        ("tp", "all_gather"): (gathers, gathers * one // n),
+        ("tp", "reduce_scatter"): (scatters, scatters * one),
         ("tp", "all_reduce"): (3 + 1, of_loss + of_whole),
     }
     return Row(
@@ -75,6 +83,10 @@ def tp_sp(job: Job) -> Row:
         part=tensor_parallel.part_in(group),
         share=1 / n,
     )
+
+
+def tp_sp_recomputing(job: Job) -> Row:
+    return tp_sp(job, recompute=True)
 
 
 def fsdp_tp(job: Job, data: tuple[str, ...] = ("dp",)) -> Row:

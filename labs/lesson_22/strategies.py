@@ -14,11 +14,11 @@ from shared.training.gpt import GPT
 from lesson_21.proof_gpt import use_experts
 from lesson_22.rows import Config, Job, Row, Truth
 from lesson_22.rows_data import ddp, single, zero_1
-from lesson_22.rows_experts import ep, fsdp_ep
+from lesson_22.rows_experts import ep, ep_recomputing, fsdp_ep
 from lesson_22.rows_pipeline import pp_1f1b, pp_fsdp_tp
-from lesson_22.rows_sequence import cp_ring, cp_ulysses, fsdp_cp
+from lesson_22.rows_sequence import cp_ring, cp_ring_recomputing, cp_ulysses, fsdp_cp
 from lesson_22.rows_sharded import fsdp, fsdp_recomputing, hsdp
-from lesson_22.rows_tensor import fsdp_tp, tp, tp_sp
+from lesson_22.rows_tensor import fsdp_tp, tp, tp_sp, tp_sp_recomputing
 
 Build = Callable[[Job], Row]
 ROWS: dict[str, Build] = {
@@ -30,13 +30,20 @@ ROWS: dict[str, Build] = {
     "HSDP": hsdp,
     "TP": tp,
     "TP + SP": tp_sp,
+    "TP + SP, checkpointing": tp_sp_recomputing,
     "PP, 1F1B": pp_1f1b,
     "CP, ring": cp_ring,
+    "CP, ring, checkpointing": cp_ring_recomputing,
     "CP, Ulysses": cp_ulysses,
     "FSDP x CP": fsdp_cp,
     "FSDP x TP": fsdp_tp,
 }
-ROWS_WITH_EXPERTS: dict[str, Build] = {"single, experts": single, "EP": ep, "FSDP x EP": fsdp_ep}
+ROWS_WITH_EXPERTS: dict[str, Build] = {
+    "single, experts": single,
+    "EP": ep,
+    "EP, checkpointing": ep_recomputing,
+    "FSDP x EP": fsdp_ep,
+}
 ROWS_OF_8: dict[str, Build] = {"PP x FSDP x TP": pp_fsdp_tp}
 
 

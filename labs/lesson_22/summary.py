@@ -6,7 +6,7 @@ from typing import Any
 from lesson_22.memory import BUFFERS
 
 SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "A2A", "send": "sends"}
-EXPERTS = ("single, experts", "EP", "FSDP x EP")  # another model, below the line
+EXPERTS = ("single, experts", "EP", "EP, checkpointing", "FSDP x EP")  # another model, below the line
 Rows = list[dict[str, Any]]  # what each rank recorded of a strategy
 Line = dict[str, Any]  # {column: number}, and its "rows"
 

@@ -75,6 +75,12 @@ ANSWERS = [
         told="8 sequences in a step: it takes",
     ),
     Wrong(
+        what="Does not look at how many GPUs there are.",
+        old="while gpus <= most_gpus:",
+        new="while gpus <= 256:",
+        told="128 GPUs are not 8 times a power of two, at most 64",
+    ),
+    Wrong(
         what="Returns the layout alone.",
         old="    return gpus, plan\n",
         new="    return plan.layout\n",

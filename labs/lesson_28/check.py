@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from rank_tools.planner import (
     CAUSAL,
@@ -20,7 +21,6 @@ from rank_tools.planner.hardware import seconds
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
-MOST = 256
 ENOUGH = 1.01  # a plan may take so much longer than the fastest that can be paid for
 PIPELINE = Layout(tp=8, pp=8, chunks=4, schedule="interleaved")
 # {what: layout, sequences}; from one thing to all of them
@@ -36,13 +36,15 @@ STEPS = {
     "data parallelism within a node": (Layout(tp=2, dp=4), 4),
     "all of it": (replace(PIPELINE, dp=16), 128),
 }
-# {what: training, dollars}
-SLOW = Network(card=12.5e9)
+FEW = Training(model_named("8b"), 8, 8, 1e12, network=Network(card=12.5e9))
+# {what: training, dollars, the most GPUs}
 BUDGETS = {
     # No layout fits 8 or 16 GPUs, and on 64 and 128 the plan that comes first is too dear.
-    "Llama 3 70B": (Training(model_named("70b"), 8, 128, 1e12), 485_000),
+    "Llama 3 70B": (Training(model_named("70b"), 8, 128, 1e12), 485_000, 256),
     # All 256 GPUs can be paid for, and take longer than half of them.
-    "Llama 3 8B, 8 sequences in a step": (Training(model_named("8b"), 8, 8, 1e12, network=SLOW), 600_000),
+    "Llama 3 8B, 8 sequences in a step": (FEW, 600_000, 256),
+    # With twice as many GPUs as there are it would end sooner.
+    "Llama 3 8B, at most 64 GPUs": (FEW, 600_000, 64),
 }
 
 
@@ -55,7 +57,10 @@ def expected_seconds(model: Model, layout: Layout, sequences: int) -> float:
     micro_batch = operations / (gpu.peak * gpu.gemm) + parts * model.layers / layout.pp / gpu.link
     numbers = model.parameters() / layout.tp / layout.pp
     inside = max(1, min(layout.dp, network.node // layout.tp))
-    at_once = replace(network, reached=1.0, start_inside=0.0, start_between=0.0)
+    starts: dict[str, Any] = dict.fromkeys(
+        ("start_inside", "start_between", "hop_inside", "hop_between"), 0.0
+    )
+    at_once = replace(network, reached=1.0, **starts)
     reducing = seconds("reduce_scatter", layout.dp, inside, 1, 6 * numbers, gpu, at_once)
     rest = max(0.0, reducing - micro_batch)
     return micro_batch * (micro_batches + (layout.pp - 1) / layout.chunks) + rest
@@ -73,15 +78,15 @@ def check_seconds(answer: ModuleType) -> None:
 
 
 def check_budget(what: str, answer: ModuleType) -> None:
-    training, dollars = BUDGETS[what]
-    result = answer.spend(training, MOST, dollars)
+    training, dollars, most = BUDGETS[what]
+    result = answer.spend(training, most, dollars)
     if result is None:
         raise Wrong(f"{what}: spend finds no plan, and {dollars:,} dollars pay for one")
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Plan):
         raise Wrong(f"{what}: expected a number of GPUs and a Plan, not {type(result).__name__}")
     gpus, plan = result
-    if gpus not in (8, 16, 32, 64, 128, MOST):
-        raise Wrong(f"{what}: {gpus!r} GPUs are not 8 times a power of two, at most {MOST}")
+    if gpus not in (8, 16, 32, 64, 128, 256) or gpus > most:
+        raise Wrong(f"{what}: {gpus!r} GPUs are not 8 times a power of two, at most {most}")
     judged = judge(replace(training, gpus=gpus), plan.layout)
     if not isinstance(judged, Plan):
         raise Wrong(f"{what}: on {gpus} GPUs this layout cannot run: {judged.problems[0].text}")
@@ -89,7 +94,7 @@ def check_budget(what: str, answer: ModuleType) -> None:
         raise Wrong(f"{what}: {gpus} GPUs cost {judged.dollars:,.0f} dollars, there are {dollars:,}")
     affordable = []
     size = 8
-    while size <= MOST:
+    while size <= most:
         plans, _ = propose(replace(training, gpus=size))
         affordable += [candidate.days for candidate in plans if candidate.dollars <= dollars]
         size *= 2

@@ -4,57 +4,73 @@ Run it:      python labs/lesson_28/proof_layouts.py
 """
 
 from collections import Counter
+from typing import NamedTuple
 
-from rank_tools.planner import Layout, Plan, Rejected, Training, model_named, propose, stack_named
+from rank_tools.planner import Layout, Network, Plan, Training, model_named, propose, stack_named
 from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 
-KINDS = ("FSDP", "HSDP", "TP", "PP")
+KINDS = ("FSDP", "HSDP", "TP, CP", "PP")
 MARGIN = 1.08  # what is slower by less counts as equal, and the first kind is taken
-SHARDS = (8, 16, 32, 64, 128)  # of HSDP
-TABLE = {  # {model: sequences in a step, numbers of GPUs}
-    "8b": (512, (8, 64, 512, 2048)),
-    "70b": (512, (8, 64, 512, 2048)),
-    "405b": (2048, (512, 4096, 16384)),
-}
+CARDS = {"400": 50e9, "100": 12.5e9}  # {Gb/s a GPU: bytes a second}
+
+
+class Case(NamedTuple):
+    """A model, sequences in a step, a number of GPUs."""
+
+    model: str
+    sequences: int
+    gpus: int
+
+
+CASES = (
+    Case("8b", 512, 8),
+    Case("8b", 512, 64),
+    Case("8b", 512, 512),
+    Case("8b", 2048, 2048),
+    Case("8b", 512, 2048),
+    Case("70b", 512, 64),
+    Case("70b", 512, 512),
+    Case("70b", 2048, 2048),
+    Case("70b", 512, 2048),
+    Case("405b", 2048, 512),
+    Case("405b", 2048, 4096),
+    Case("405b", 2048, 16384),
+)
 
 
 def kind_of(layout: Layout) -> str | None:
-    """The kind of a layout without CP; None: data parallelism that divides no parameters."""
+    """The kind of a layout; None: data parallelism that divides no parameters."""
     if layout.pp > 1:
         return "PP"
-    if layout.tp > 1:
-        return "TP"
+    if layout.tp * layout.cp > 1:
+        return "TP, CP"
     if layout.replicate > 1:
         return "HSDP"
     return "FSDP" if layout.zero == 3 else None
 
 
-def tried(training: Training) -> tuple[list[Plan], list[Rejected]]:
-    """All layouts without CP: those that run, and those that do not."""
-    plans, rejected = propose(training, cp=1)
-    for shards in SHARDS:
-        if shards < training.gpus:
-            copies = training.gpus // shards
-            more, failed = propose(training, tp=1, cp=1, pp=1, zero=3, dp=shards, replicate=copies)
-            plans = plans + more
-            rejected = rejected + failed
-    return plans, rejected
-
-
-def row_of(training: Training) -> dict[str, float | str]:
+def row_of(case: Case, card: float) -> dict[str, float | str]:
     """{kind: seconds of the fastest plan, or what most of its layouts fail by, "-" if there is none}."""
-    plans, rejected = tried(training)
+    stack = stack_named("torch")
+    model = model_named(case.model)
+    training = Training(model, case.gpus, case.sequences, 1e12, network=Network(card=card), stack=stack)
+    plans, rejected = propose(training)
     row: dict[str, float | str] = {}
     for kind in KINDS:
-        times = [plan.time.total for plan in plans if kind_of(plan.layout) == kind]
+        of_kind = [plan for plan in plans if kind_of(plan.layout) == kind]
         reasons = Counter(one.problems[0].kind for one in rejected if kind_of(one.layout) == kind)
-        if times:
-            row[kind] = min(times)
+        if of_kind:
+            row[kind] = fastest(of_kind).time.total
         else:
             row[kind] = reasons.most_common(1)[0][0] if reasons else "-"
+    row["take"] = taken(row)
     return row
+
+
+def fastest(plans: list[Plan]) -> Plan:
+    return min(plans, key=lambda plan: plan.time.total)
 
 
 def taken(row: dict[str, float | str]) -> str:
@@ -66,41 +82,50 @@ def taken(row: dict[str, float | str]) -> str:
     return next(kind for kind in KINDS if seconds.get(kind, limit + 1) <= limit)
 
 
-def check(rows: dict[str, dict[int, dict]]) -> None:
+def check(rows: dict[str, dict[Case, dict]]) -> None:
     """What the lesson says of the table.
 
     Raises:
-        CourseError: FSDP runs somewhere and is not taken, or with less than a sequence a GPU it runs.
+        CourseError: it is not so.
     """
-    for model, by_gpus in rows.items():
-        for gpus, row in by_gpus.items():
-            runs = isinstance(row["FSDP"], float)
-            if runs and row["take"] != "FSDP":
-                raise CourseError(f"{model} on {gpus} GPUs: FSDP takes {row['FSDP']:.2f} s, of {row}")
-            if runs and gpus > TABLE[model][0]:
-                raise CourseError(f"{model} on {gpus} GPUs: FSDP runs with less than a sequence a GPU")
+    told = {
+        ("400", Case("8b", 512, 64)): "FSDP",
+        ("100", Case("8b", 512, 64)): "HSDP",
+        ("400", Case("8b", 2048, 2048)): "HSDP",
+        ("100", Case("8b", 2048, 2048)): "HSDP",
+        ("400", Case("70b", 512, 64)): "PP",
+        ("100", Case("70b", 512, 512)): "PP",
+        ("400", Case("405b", 2048, 16384)): "PP",
+    }
+    for (card, case), kind in told.items():
+        row = rows[card][case]
+        if row["take"] != kind:
+            raise CourseError(f"{case} at {card} Gb/s: the fastest is {row['take']}, not {kind}: {row}")
+    for row in rows["400"], rows["100"]:
+        for case, times in row.items():
+            if isinstance(times["FSDP"], float) and case.gpus > case.sequences:
+                raise CourseError(f"{case}: FSDP runs with less than a sequence on a GPU")
+
+
+def line_of(case: Case, rows: dict[str, dict[Case, dict]]) -> str:
+    tokens = case.sequences * model_named(case.model).context // case.gpus
+    line = f"{case.model:5} {case.gpus:6,} {tokens:10,}"
+    for card in CARDS:
+        row = rows[card][case]
+        cells = [f"{row[kind]:.2f}" if isinstance(row[kind], float) else row[kind] for kind in KINDS]
+        line += " |" + "".join(f"{cell:>7}" for cell in cells) + f"  {row['take']:6}"
+    return line
 
 
 def main() -> None:
-    stack = stack_named("torch")
-    rows: dict[str, dict[int, dict]] = {}
-    print("model   GPUs  tokens/GPU/step" + "".join(f"{kind:>9}" for kind in KINDS) + "   take")
-    for name, (sequences, sizes) in TABLE.items():
-        model = model_named(name)
-        rows[name] = {}
-        for gpus in sizes:
-            training = Training(model, gpus, sequences, tokens=1e12, stack=stack)
-            row = row_of(training)
-            row["take"] = taken(row)
-            rows[name][gpus] = row
-            cells = [f"{row[kind]:.2f} s" if isinstance(row[kind], float) else row[kind] for kind in KINDS]
-            tokens = sequences * model.context // gpus
-            print(
-                f"{name:5} {gpus:6,} {tokens:16,}" + "".join(f"{cell:>9}" for cell in cells),
-                f"  {row['take']}",
-            )
+    rows = {name: {case: row_of(case, card) for case in CASES} for name, card in CARDS.items()}
+    print(f"{'':24}" + "".join(f"| seconds at {card} Gb/s a GPU{'':14}" for card in CARDS))
+    kinds = "".join(f"{kind:>7}" for kind in KINDS) + "  take  "
+    print(f"model   GPUs tokens/GPU | {kinds}| {kinds}")
+    for case in CASES:
+        print(line_of(case, rows))
     check(rows)
-    record_results("28_layouts", rows)
+    record_results("28_layouts", {card: [[*case, row] for case, row in rows[card].items()] for card in rows})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ holds all of it against what others have measured.
 from .errors import PlanError
 from .failures import best_interval, goodput, mean_time_between
 from .flops import CAUSAL, FULL, PARAMETERS_ONLY, per_token, utilization
-from .hardware import GPUS, Gpu, Network, gpu_named
+from .hardware import GPUS, Gpu, Network, fsdp_hides_from, gpu_named
 from .layout import Layout
 from .memory import Memory, memory_of
 from .pipeline import bubble

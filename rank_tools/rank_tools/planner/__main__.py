@@ -11,15 +11,26 @@ from typing import Any
 
 from .errors import PlanError
 from .failures import GPU_HOURS_PER_FAILURE, mean_time_between
-from .hardware import GIB, GPUS, Network, gpu_named
+from .hardware import GIB, GPUS, Network, by_rule, fsdp_hides_from, gpu_named
 from .layout import CHOICES
 from .published import checked, table
-from .search import DAY_S, ERROR_OF_MEMORY, Plan, Rejected, Training, nearest_batch, propose
-from .stack import FSDP2, KERNELS, STACKS, UNFUSED, stack_named
+from .search import (
+    DAY_S,
+    ERROR_OF_MEMORY,
+    ERROR_OUTSIDE,
+    UNTOLD,
+    Plan,
+    Rejected,
+    Training,
+    nearest_batch,
+    propose,
+)
+from .stack import FSDP2, KERNELS, STACKS, UNFUSED, in_bf16, stack_named
 from .step import most_traffic, shares_of_peak, tokens_per_s
 from .transformer import MODELS, Experts, Model, model_in, model_named, with_context
 
 BAD_INPUT = 2  # as argparse ends after a wrong option
+SLOW_CARD = 12.5e9  # 100 Gb/s
 SMALLEST, LARGEST = 1e-12, 1e24  # no product of such numbers leaves the range of a float
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SIZES = ("tp", "cp", "pp", "dp", "replicate", "ep", "etp", "micro_batch")
@@ -93,8 +104,12 @@ def parser() -> Parser:
     flags = {
         "--check": "print how far the planner is off for trainings that others have published",
         "--json": "print plans as JSON",
+        "--brief": "print three lines: the best plan's memory, what a GPU sends, and seconds",
         "--fp8": "linear layers multiply in FP8",
         "--no-sp": "tensor parallelism without sequence parallelism",
+        "--whole-logits": "each rank of TP gathers the logits of the whole vocabulary for the loss",
+        "--bf16-parameters": "parameters and their gradients in bfloat16, with no copy in float32",
+        "--bf16-adam": "Adam's moments in bfloat16, as torch's AdamW has them for such parameters",
         "--anyway": "show layouts that do not fit into memory, too",
     }
     for option, text in flags.items():
@@ -132,6 +147,8 @@ def parser() -> Parser:
         "--link": "GB/s to others of its node, in one direction",
         "--gemm": "GEMM efficiency: the share of the peak that large matrix products get",
         "--nic": "Gb/s to other nodes (400)",
+        "--logits": "bytes of a logit at the loss: 6 where it stays in bfloat16 (13 or 10 with float32)",
+        "--recomputed": "the share of the blocks that --recompute is for (1)",
         "--dollars": "for an hour (2)",
         "--gpu-hours": "between failures of one GPU (as Llama 3 saw)",
         "--save": "seconds that a checkpoint stops all (5)",
@@ -156,6 +173,9 @@ def parser() -> Parser:
     cli.add_argument("--zero", type=int, choices=CHOICES["zero"], help="3: FSDP")
     for option in ("--schedule", "--context", "--recompute"):
         cli.add_argument(option, choices=CHOICES[option[2:]])
+    told = "when FSDP adds up gradients: shards each micro-batch and replicas once a step (shards), all each "
+    told += "micro-batch (each), all with the last one, whole gradients until then (last)"
+    cli.add_argument("--sync", choices=CHOICES["sync"], help=told)
     defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3}
     cli.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
     return cli
@@ -194,7 +214,11 @@ def training_of(given: argparse.Namespace) -> Training:
         raise PlanError(f"gemm is a share of 1, not {gpu.gemm:g}")
     if given.fp8 and not gpu.peak8:
         raise PlanError(f"{gpu.name} has no FP8")
-    kernel = {"attention": given.attention} if given.attention else {}
+    chosen: dict[str, Any] = {"fp8": given.fp8, "whole_logits": given.whole_logits}
+    chosen |= {"attention": given.attention} if given.attention else {}
+    chosen |= {"logits": given.logits} if given.logits else {}
+    numbers = stack_named(given.stack).numbers
+    chosen["numbers"] = in_bf16(numbers, given.bf16_parameters, given.bf16_adam)
     node = given.node or (72 if given.gpu.lower().startswith("gb") else 8)
     batch = given.global_batch
     if not batch:  # a multiple of what is odd about the GPUs divides in most layouts
@@ -209,7 +233,7 @@ def training_of(given: argparse.Namespace) -> Training:
         given.tokens or 20.0 * model.parameters(),
         gpu=gpu,
         network=Network(node, given.nic / 8 * 1e9),
-        stack=stack_named(given.stack, fp8=given.fp8, **kernel),
+        stack=stack_named(given.stack, **chosen),
         dollars=given.dollars,
         save_s=given.save,
         restart_s=given.restart,
@@ -222,6 +246,7 @@ def fixed_of(given: argparse.Namespace) -> dict[str, Any]:
     return (
         fixed
         | ({"chunks": given.vpp} if given.vpp else {})
+        | ({"recomputed": given.recomputed} if given.recomputed else {})
         | ({"sequence_parallel": False} if given.no_sp else {})
     )
 
@@ -240,17 +265,53 @@ def assumptions(training: Training) -> dict[str, str]:
     room = f"{training.usable:.0%} of {gpu.memory / GIB:.0f} GiB"
     room = "all that they need (--anyway)" if math.isinf(gpu.memory) else room
     newer = "; torchtitan since 2025-07 has taken up to 37% less" if numbers == FSDP2 else ""
+    logits = f"{stack.logits:g} of a logit{', whole on each rank of TP' if stack.whole_logits else ''}"
+    with_unsure = {"unsure": training.model.unsure} if training.model.unsure else {}
     return {
         "compute": f"large GEMMs reach {share:.0%} of {peak / 1e12:,.0f}{eight} TFLOP/s; {kernel}; "
         f"{'fused' if stack.fused else 'eager'} norms and loss; {stack.gaps:.0%} gaps",
         "network": f"{links}, {network.reached:.0%} of it reached; {stack.hidden_tp:.0%} of TP and "
         f"{stack.hidden_ep:.0%} of EP hidden, DP {'hidden' if stack.overlap else 'not hidden'}",
+        "hides": words_of_threshold(training),
         "memory": f"{numbers.parameter} bytes of a parameter, {numbers.gradient} of its gradient, "
-        f"{numbers.optimizer} of Adam; tensors get {room}{newer}",
+        f"{numbers.optimizer} of Adam, {logits}; tensors get {room}{newer}",
         "seconds": seconds,
-        "error": f"memory {ERROR_OF_MEMORY:.0%} on average, see --check; "
-        f"plans within {training.error:.0%} count as equal, the simplest comes first",
+        "error": words_of_memory(training),
+        **with_unsure,
     }
+
+
+def words_of_threshold(training: Training) -> str:
+    """From how many tokens FSDP hides on this network, and on one of 100 Gb/s."""
+    gpu, network, model = training.gpu, training.network, training.model
+    block = blocks_parameters(model)
+    here = fsdp_hides_from(block, training.gpus, gpu, network)
+    if training.gpus == 1:
+        return "nothing is sent on one GPU"
+    slow = fsdp_hides_from(block, training.gpus, gpu, replace(network, card=SLOW_CARD))
+    at = f"at {network.card * 8 / 1e9:.0f} Gb/s a GPU"
+    slower = f", {slow.tokens:,.0f} at 100 Gb/s" if network.card != SLOW_CARD else ""
+    return (
+        f"FSDP over all GPUs from {here.tokens:,.0f} tokens of a micro-batch on a GPU {at}{slower}: "
+        f"8/6 x C / W = {here.by_bytes:,.0f}, C = {here.compute / 1e12:,.0f} TFLOP/s, "
+        f"W = {here.wire / 1e9:,.0f} GB/s; a ring of {training.gpus:,} starts late: +{here.by_starts:,.0f}"
+    )
+
+
+def blocks_parameters(model: Model) -> float:
+    """The mean of the blocks, of experts all."""
+    ends = model.vocabulary * model.width * (1 if model.tied else 2)
+    return (model.parameters() - ends) / model.layers
+
+
+def words_of_memory(training: Training) -> str:
+    """How far memory was off, where frameworks' makers and where others measured it."""
+    average, low, high, rows = ERROR_OUTSIDE
+    return (
+        f"memory {ERROR_OF_MEMORY:.0%} on average on benchmarks, {average:.0%} ({low:+.0%} to {high:+.0%}) "
+        f"on {rows} runs of others if dtypes, sync and logits are given as in their code, else {UNTOLD:.0%}; "
+        f"plans within {training.error:.0%} count as equal, the simplest comes first"
+    )
 
 
 def words_of_seconds(training: Training) -> str:
@@ -309,6 +370,35 @@ def describe(training: Training, plan: Plan) -> str:
     return "\n    ".join(lines)
 
 
+def brief(training: Training, plans: list[Plan], rejected: list[Rejected]) -> str:
+    """The best plan in three lines, or why none runs in one."""
+    model, network = training.model, training.network
+    at = f"{training.gpus:,} x {training.gpu.name}, {network.card * 8 / 1e9:.0f} Gb/s"
+    what = f"{model.name}, {training.sequences:,} x {model.context:,} tokens on {at}"
+    if not plans:
+        return f"{what}: {reasons(rejected)[0].strip()}"
+    plan, (low, high) = plans[0], training.of_step
+    memory, time = plan.memory, plan.time
+    held = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in asdict(memory).items() if size > 0.05 * GIB)
+    sent: dict[str, float] = {}
+    for (dimension, op), (_, size) in most_traffic(model, plan.layout, training.sequences).items():
+        if op != "recv":
+            ranks, _ = plan.layout.group(dimension, network.node)
+            sent[dimension] = sent.get(dimension, 0.0) + by_rule(op, ranks, size)
+    bytes_sent = ", ".join(
+        f"{name} {amount(size, 'B', 'kMGTP')}" for name, size in sent.items() if size > 1e6
+    )
+    shown = {name: value for name, value in asdict(time).items() if name in sent or name == "waiting"}
+    unhidden = ", ".join(f"{name} {value:.2f} s" for name, value in shown.items() if value >= 0.005)
+    lines = [
+        f"{what}: {plan.layout}",
+        f"{memory.total / GIB:.1f} GiB: {held}; sends {bytes_sent or 'nothing'}",
+        f"step {low * time.total:.3g} to {high * time.total:.3g} s; "
+        f"communication and waiting add: {unhidden or 'nothing'}",
+    ]
+    return "\n    ".join(lines)
+
+
 def reasons(rejected: list[Rejected]) -> list[str]:
     """For each kind of problem how many layouts have it, and the one that is nearest to running."""
     by_kind: dict[str, list[tuple[int, float, str]]] = {}
@@ -362,6 +452,9 @@ def main(arguments: list[str] | None = None) -> int:
         return BAD_INPUT
     if given.json:
         print(as_json(training, plans[: given.show], rejected))
+        return 0 if plans else 1
+    if given.brief:
+        print(brief(training, plans, rejected))
         return 0 if plans else 1
     model, gpus, size = training.model, training.gpus, training.sequences
     how = " (changed so that it divides)" if changed else "" if given.global_batch else " by default"

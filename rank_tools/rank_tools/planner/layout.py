@@ -15,7 +15,15 @@ ULYSSES = "Ulysses"
 GATHER = "gather"
 WAYS = (RING, ULYSSES, GATHER)
 ORDER = ("tp", "cp", "dp", "replicate", "pp")  # from the inside, as Megatron and torchtitan have it
-CHOICES = {"zero": (0, 1, 2, 3), "schedule": SCHEDULES, "context": WAYS, "recompute": RECOMPUTE}
+SHARDS, EACH, LAST = "shards", "each", "last"  # when FSDP adds up gradients over ranks
+SYNCS = (SHARDS, EACH, LAST)
+CHOICES = {
+    "zero": (0, 1, 2, 3),
+    "schedule": SCHEDULES,
+    "context": WAYS,
+    "recompute": RECOMPUTE,
+    "sync": SYNCS,
+}
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,14 @@ class Layout:
         chunks: stages of the pipeline on each rank (VPP), 1 unless the schedule is interleaved.
         sequence_parallel: tensor parallelism divides what lies between the split layers, too.
         context: how cp gets at keys and values: ring, Ulysses or gather.
-        recompute: none, selective (the core of attention), op (as torchtitan) or full.
+        recompute: none, selective (the core of attention), op (as torchtitan) or full; ``recomputed`` is the
+            share of the blocks that do it (Megatron's ``recompute_num_layers``, torchtitan's "every second").
         resharding: with zero 3, parameters are freed after forward and gathered again for backward.
+        sync: with zero 3, when gradients are added up over the ranks. ``shards``: each micro-batch within the
+            shards, and over the replicas once a step (FSDP2's ``set_requires_all_reduce(is_last)``).
+            ``each``: over the replicas, too, with each micro-batch, as FSDP2 does by default. ``last``: only
+            with the last one (``set_requires_gradient_sync(is_last)``); until then a rank keeps whole
+            gradients in the dtype of the reduction.
     """
 
     tp: int = 1
@@ -50,7 +64,9 @@ class Layout:
     sequence_parallel: bool = False
     context: str = RING
     recompute: str = NONE
+    recomputed: float = 1.0
     resharding: bool = True
+    sync: str = SHARDS
     stack: Stack = STACKS["megatron"]
 
     def __post_init__(self) -> None:
@@ -60,6 +76,8 @@ class Layout:
             if getattr(self, name) not in allowed:
                 words = ", ".join(map(str, allowed))
                 raise PlanError(f"{name} must be one of {words}, not {getattr(self, name)!r}")
+        if not 0 < self.recomputed <= 1:
+            raise PlanError(f"recomputed is a share of 1, not {self.recomputed!r}")
 
     @property
     def ranks(self) -> int:
@@ -116,7 +134,9 @@ class Layout:
         words += ["FSDP" if self.zero == 3 else f"ZeRO {self.zero}"] if self.shards > 1 else []
         words.append(f"micro-batch {self.micro_batch}")
         words += [f"VPP {self.chunks}"] if self.chunks > 1 else []
-        words += [f"{self.recompute} recomputation"] if self.recompute != NONE else []
+        of_blocks = f" of {self.recomputed:.0%} of the blocks" if self.recomputed < 1 else ""
+        words += [f"{self.recompute} recomputation{of_blocks}"] if self.recompute != NONE else []
+        words += [f"sync {self.sync}"] if self.sync != SHARDS else []
         return ", ".join(words)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 
 from .flops import BY_OP, NONE, SELECTIVE, WHOLE
-from .layout import Layout, blocks_of, stages_of
+from .layout import EACH, Layout, blocks_of, stages_of
+from .layout import LAST as AT_LAST
 from .pipeline import at_once
 from .stack import UNFUSED, Numbers
 from .transformer import FIRST, LAST, Model, Tensor, has_experts, tensors_of
@@ -198,7 +199,7 @@ def memory_of(model: Model, layout: Layout, sequences: int, position: dict[str, 
         parameters = gradients = stepped = shared
     return Memory(
         parameters * numbers.parameter,
-        gradients * numbers.gradient,
+        gradient_bytes(work, gradients),
         stepped * numbers.optimizer + counts * numbers.per_tensor,
         gathered(work),
         math.ceil(activations(work)),
@@ -206,10 +207,27 @@ def memory_of(model: Model, layout: Layout, sequences: int, position: dict[str, 
     )
 
 
+def gradient_bytes(work: Work, held: int) -> int:
+    """Bytes of gradients on a rank that holds so many between steps, when most are held.
+
+    While FSDP2 puts off a sum over ranks, what waits has the dtype of the reduction: whole gradients, if it
+    puts off all (torch 2.15, _fsdp_param.py, ``unsharded_accumulated_grad``), shards if it puts off the sum
+    over replicas (_fsdp_param_group.py, ``_partial_reduce_output``). The last micro-batch turns them into
+    the shards that stay.
+    """
+    layout, numbers = work.layout, work.numbers
+    waits = layout.zero == 3 and layout.resharding and work.rounds > 1
+    if waits and layout.sync == AT_LAST and layout.shards > 1:
+        return work.held.numbers * numbers.reduced
+    if waits and layout.sync != EACH and layout.replicate > 1:
+        return held * max(numbers.gradient, numbers.reduced)
+    return held * numbers.gradient
+
+
 def gathered(work: Work) -> int:
     """Bytes of FSDP's whole units. With resharding these are two blocks, of one of them the gradients before
     and after their conversion, and all that is outside of blocks. Without it they are all parameters, and
-    whole gradients if several micro-batches are added up."""
+    whole gradients if several micro-batches are added up. Those of ``sync`` ``last`` count as gradients."""
     layout, held, numbers = work.layout, work.held, work.numbers
     if layout.zero != 3 or layout.shards == 1:
         return 0
@@ -217,6 +235,8 @@ def gathered(work: Work) -> int:
     if not layout.resharding:
         summed = held.numbers if work.rounds > 1 else block
         return held.numbers * numbers.gathered + summed * numbers.reduced
+    if layout.sync == AT_LAST and work.rounds > 1:
+        return 3 * block * numbers.gathered + held.rest * numbers.gathered
     in_flight = 3 * numbers.gathered + numbers.reduced
     return block * in_flight + held.rest * (2 * numbers.gathered + numbers.reduced)
 
@@ -280,7 +300,10 @@ def _kept_by_mlp(model: Model, layout: Layout, experts: bool, recompute: str) ->
 def activations(work: Work) -> float:
     """Bytes that a rank keeps for backward when most micro-batches are in flight."""
     model, layout = work.model, work.layout
-    each = {experts: kept_by_block(model, layout, experts) for experts in (False, True)}
+    each = {}
+    for experts in (False, True):
+        all_of_it = kept_by_block(model, layout, experts, NONE)
+        each[experts] = all_of_it + layout.recomputed * (kept_by_block(model, layout, experts) - all_of_it)
     total = sum(each[has_experts(model, layer)] for layer in work.blocks)
     if (
         layout.pp > 1 and not layout.stack.regather
@@ -296,7 +319,8 @@ def working(work: Work) -> float:
     logits = 0.0
     if work.last:
         gathered_input = 2 * model.width * size if layout.sequence_parallel else 0
-        logits = math.ceil(model.vocabulary / layout.tp) * layout.stack.logits + gathered_input
+        parts = 1 if layout.stack.whole_logits else layout.tp
+        logits = math.ceil(model.vocabulary / parts) * layout.stack.logits + gathered_input
     experts = any(has_experts(model, layer) for layer in work.blocks)
     again = kept_by_block(model, layout, experts, NONE) - kept_by_block(model, layout, experts)
     flowing = _kept_by_mlp(model, layout, experts, NONE) + 2 * model.width * size

@@ -118,7 +118,7 @@ def block(model: Model, layout: Layout, gpu: Gpu, experts: bool) -> Times:
     again = {WHOLE: forward, BY_OP: products / 2 + rest.forward}
     if layout.stack.attention == UNFUSED:
         again[SELECTIVE] = core.forward
-    return Times(forward, backward, again.get(layout.recompute, 0.0))
+    return Times(forward, backward, layout.recomputed * again.get(layout.recompute, 0.0))
 
 
 def _attention_layers(tokens: float, model: Model, layout: Layout, gpu: Gpu) -> list[Times]:

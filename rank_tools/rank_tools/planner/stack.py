@@ -31,6 +31,7 @@ class Numbers:
 MIXED = Numbers()  # bfloat16, gradients added up in float32, Adam in float32
 FSDP2 = Numbers(parameter=4, optimizer=8)  # float32 shards, gathered in bfloat16
 HALF = Numbers(gradient=2, reduced=2)  # gradients in 16 bits, as in ZeRO's paper and NVIDIA's recipes
+BF16 = Numbers(gradient=2, optimizer=4)  # all in bfloat16, no copy in float32; added up in float32
 FLOAT64 = Numbers(8, 8, 16, 4, 8, 8, 8)  # the lessons
 
 
@@ -47,6 +48,8 @@ class Stack:
         hidden_tp, hidden_ep: shares of these collectives that hide behind compute.
         overlap: collectives of data parallelism hide, too.
         logits: bytes of a logit at the fullest moment.
+        whole_logits: with tensor parallelism each rank gathers the logits of the whole vocabulary for the
+            loss (``ColwiseParallel(output_layouts=Replicate())``, no ``loss_parallel``).
         gaps: the share of the time in which a GPU waits for its host, or the reader of data.
         library: how much of today's speed matrix products had on Hopper.
     """
@@ -61,12 +64,28 @@ class Stack:
     hidden_ep: float = 0.0
     overlap: bool = True
     logits: float = 13.0
+    whole_logits: bool = False
     gaps: float = 0.0
     library: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention not in KERNELS:
             raise PlanError(f"attention must be one of {', '.join(KERNELS)}, not {self.attention!r}")
+
+
+MOMENTS = 8  # bytes of Adam's two, in float32
+
+
+def in_bf16(numbers: Numbers, parameters: bool, adam: bool) -> Numbers:
+    """The same, with ``parameters``, their gradients and no copy of them in float32, or ``adam``'s moments.
+
+    torch's AdamW makes its moments in the parameters' dtype, so the first brings the second along there.
+    """
+    if parameters:
+        numbers = replace(numbers, parameter=2, gradient=2, optimizer=MOMENTS)
+    if adam:
+        numbers = replace(numbers, optimizer=numbers.optimizer - MOMENTS // 2)
+    return numbers
 
 
 STACKS = {

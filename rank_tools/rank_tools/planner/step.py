@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from .flops import CONVENTIONS, per_token, utilization
 from .hardware import Gpu, Network, seconds
-from .layout import RING, Layout, blocks_of
+from .layout import EACH, RING, Layout, blocks_of
 from .memory import held_by
 from .ops import attention, block, head, streamed
 from .pipeline import bubble
@@ -71,8 +71,15 @@ def step_time(model: Model, layout: Layout, sequences: int, gpu: Gpu, network: N
     # interleaved stages are through with one chunk while the others still compute.
     window = max(1.0, layout.pp * (1 - 1 / layout.chunks)) / rounds
     hides = busy if layout.zero == 3 and layout.resharding else busy * min(1.0, window)
-    dp = by_dimension["dp"] + by_dimension["edp"] + by_dimension["replicate"]
-    dp = exposed(dp, hides) if stack.overlap else dp
+    dp = by_dimension["dp"] + by_dimension["edp"]
+    replicas = by_dimension["replicate"]
+    if stack.overlap:
+        # What the replicas add up once a step hides behind the last micro-batch, as far as shards leave room.
+        once = layout.zero != 3 or layout.sync != EACH
+        left = max(0.0, hides - dp) * (1 / rounds if once and layout.zero == 3 and layout.resharding else 1.0)
+        dp = exposed(dp, hides) + exposed(replicas, left)
+    else:
+        dp += replicas
     dp += copies(model, layout, rounds, gpu)
     time = StepTime(computing, waiting, tp, cp, ep, pp, dp, optimizer_seconds(model, layout, gpu))
     lost = stack.gaps + SLOWER_PER_DOUBLING * max(0.0, math.log2(layout.ranks / 8))

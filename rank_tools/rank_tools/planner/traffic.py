@@ -6,7 +6,7 @@ Bytes are what the rank hands in; ``hardware.by_rule`` makes of them what it has
 import math
 
 from .flops import BY_OP, WHOLE
-from .layout import GATHER, RING, Layout
+from .layout import EACH, GATHER, LAST, RING, Layout
 from .memory import Held, Work, work_of
 from .transformer import Model, has_experts
 
@@ -72,10 +72,13 @@ def _add_data(counts: Counts, work: Work) -> None:
 def _add_sharded(counts: Counts, work: Work, gathered: int) -> None:
     """FSDP2: experts among the ranks that hold the same ones, all else among dp x cp.
 
-    With resharding, each micro-batch gathers a block for forward and again for backward.
+    With resharding, each micro-batch gathers a block for forward and again for backward. Over the replicas
+    gradients are added up once a step, unless ``sync`` says ``each``.
     """
     layout, held, numbers = work.layout, work.held, work.numbers
     rounds, again = (work.rounds, True) if layout.resharding else (1, False)
+    sums = 1 if layout.sync == LAST else rounds
+    sums_of_replicas = sums if layout.sync == EACH else 1
     with_experts = sum(has_experts(work.model, layer) for layer in work.blocks)
     for experts, name, ranks, blocks, units in (
         (False, "dp", layout.shards, len(held.blocks), held.units),
@@ -86,9 +89,10 @@ def _add_sharded(counts: Counts, work: Work, gathered: int) -> None:
         handed_in = padded + (held.sharded(layout, experts, only_blocks=True) if again else 0)
         if ranks > 1 and padded:
             _add(counts, name, "all_gather", rounds * gathers, rounds * handed_in * gathered)
-            _add(counts, name, "reduce_scatter", rounds * units, rounds * padded * ranks * numbers.reduced)
+            _add(counts, name, "reduce_scatter", sums * units, sums * padded * ranks * numbers.reduced)
         if layout.replicate > 1 and padded:
-            _add(counts, "replicate", "all_reduce", rounds * units, rounds * padded * numbers.reduced)
+            size = sums_of_replicas * padded * numbers.reduced
+            _add(counts, "replicate", "all_reduce", sums_of_replicas * units, size)
 
 
 def _add_tensor(counts: Counts, work: Work) -> None:
@@ -103,12 +107,14 @@ def _add_tensor(counts: Counts, work: Work) -> None:
     if layout.tp == 1:
         return
     blocks = len(work.blocks)
-    again = 2 * blocks if layout.recompute == WHOLE else 0
+    again = 2 * round(layout.recomputed * blocks) if layout.recompute == WHOLE else 0
     calls = 4 * blocks + work.first + work.last
     sums = calls + (again if layout.stack.regather else again // 2)
     size = tokens * work.model.width * numbers.activation
     if layout.sequence_parallel:
-        gathers = calls + again + (2 * blocks if layout.recompute == BY_OP else 0)
+        gathers = calls + again
+        if layout.recompute == BY_OP:
+            gathers += 2 * round(layout.recomputed * blocks)
         if layout.stack.regather:
             gathers += 2 * blocks + work.last
         _add(counts, "tp", "reduce_scatter", rounds * sums, sums * size)
@@ -118,7 +124,10 @@ def _add_tensor(counts: Counts, work: Work) -> None:
         _add(counts, "tp", "all_reduce", norms, work.held.undivided * numbers.reduced)
     else:
         _add(counts, "tp", "all_reduce", rounds * sums, sums * size)
-    if work.last:
+    if work.last and layout.stack.whole_logits:
+        part = math.ceil(work.model.vocabulary / layout.tp)
+        _add(counts, "tp", "all_gather", rounds, tokens * part * numbers.activation)
+    elif work.last:
         # The largest logit of each token, and two sums, in float32 at least.
         _add(counts, "tp", "all_reduce", 3 * rounds, 3 * tokens * max(4, numbers.activation))
 
@@ -143,21 +152,26 @@ def _add_pipeline(counts: Counts, work: Work) -> None:
 
 
 def _add_context(counts: Counts, work: Work) -> None:
+    """Full recomputation sends forward's messages once more (lesson 20); one that keeps attention's output
+    does not, and gathered keys are gathered once more for backward in any case."""
     model, layout, numbers = work.model, work.layout, work.numbers
     if layout.cp == 1:
         return
     layers, rounds, tokens = len(work.blocks), work.rounds, work.tokens
     keys = 2 * tokens * max(model.keys / layout.tp, model.head_width) * numbers.activation
     queries = tokens * model.queries / layout.tp * numbers.activation
+    again = round(layout.recomputed * layers) if layout.recompute == WHOLE else 0
     if layout.context == RING:
-        messages = 3 * (layout.cp - 1) * layers  # keys and values forward and backward, and their gradients
+        # Keys and values forward and backward, and their gradients.
+        messages = (3 * layers + again) * (layout.cp - 1)
         _add(counts, "cp", "send", messages * rounds, messages * keys)
         _add(counts, "cp", "recv", messages * rounds, messages * keys)
     elif layout.context == GATHER:
         _add(counts, "cp", "all_gather", 2 * layers * rounds, 2 * layers * keys)
         _add(counts, "cp", "reduce_scatter", layers * rounds, layers * keys * layout.cp)
     else:
-        _add(counts, "cp", "all_to_all", 4 * layers * rounds, layers * 2 * (2 * queries + keys))
+        passes = 2 * layers + again
+        _add(counts, "cp", "all_to_all", 2 * passes * rounds, passes * (2 * queries + keys))
 
 
 def _add_experts(counts: Counts, work: Work) -> None:
@@ -167,7 +181,10 @@ def _add_experts(counts: Counts, work: Work) -> None:
     if layout.ep * layout.etp == 1 or experts is None:
         return
     layers = sum(has_experts(model, layer) for layer in work.blocks)
-    times = 6 if layout.recompute == WHOLE else 4
+    times = 4 + (2 * layout.recomputed if layout.recompute == WHOLE else 0)
     rows = experts.chosen * work.tokens / layout.between * model.width * numbers.activation
     row_counts = 8 * experts.routed * work.rounds
-    _add(counts, "ep", "all_to_all", (times + 1) * layers * work.rounds, layers * (row_counts + times * rows))
+    # Counts are exchanged again, too: of five exchanges full recomputation makes eight.
+    of_counts = 1 + (layout.recomputed if layout.recompute == WHOLE else 0)
+    calls = round((times + of_counts) * layers) * work.rounds
+    _add(counts, "ep", "all_to_all", calls, layers * (of_counts * row_counts + times * rows))

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +66,7 @@ class Model:
         norms: in a block.
         dropout: masks of what is dropped are kept for backward.
         window: tokens that attention looks back in the share ``windowed`` of the layers; 0: all.
+        unsure: what a config asks for that this counting leaves out; "" if nothing is known to be.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Model:
     windowed: float = 1.0
     experts: Experts | None = None
     latent: Latent | None = None
+    unsure: str = ""
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "context", "norms"):
@@ -231,8 +235,68 @@ def gpt(name: str, layers: int, width: int, heads: int, vocabulary: int, context
     return Model(name, *sizes, gated=False, tied=True, biases=True, positions=context, dropout=True)
 
 
+LIKE_GPT2 = ("gpt2", "opt", "gpt_neo", "gpt_bigcode")  # learned positions, biases, LayerNorm
+LIKE_NEOX = ("gpt_neox", "bloom", "mpt", "falcon", "nemotron", "phi", "gptj", "starcoder2")  # an MLP of two
+LIKE_LLAMA: tuple[str, ...] = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+)
+LIKE_LLAMA += ("deepseek_v2", "deepseek_v3", "gpt_oss", "olmo", "olmo2", "granite", "phi3", "palm", "smollm3")
+NO_DECODERS: tuple[str, ...] = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
+)
+NO_DECODERS += ("xlm-roberta", "vit", "clip", "t5", "mt5", "bart", "whisper", "wav2vec2", "mamba", "mamba2")
+NO_DECODERS += ("rwkv", "jamba", "bamba", "zamba", "zamba2", "nemotron_h", "falcon_mamba", "recurrent_gemma")
+ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+def refuse(config: dict[str, Any]) -> None:
+    """Raise PlanError for what is no decoder of attention and MLPs: its bytes and seconds are not known."""
+    kind = str(config.get("model_type", ""))
+    if kind in NO_DECODERS or config.get("is_encoder_decoder"):
+        raise PlanError(f"{kind} is no decoder of attention and MLPs, and the planner knows no other")
+    kinds = config.get("layer_types") or []
+    others = [layer for layer in kinds if layer not in ATTENTION]
+    if others:
+        told = f"{len(others)} of {len(kinds)} layers are {others[0]}"
+        raise PlanError(f"{told}, which the planner cannot count")
+    for key in ("linear_num_value_heads", "full_attention_interval", "ssm_state_size", "mamba_d_state"):
+        if config.get(key):
+            raise PlanError(f"{kind} has {key}: layers that are no attention, which the planner cannot count")
+
+
+def unsure(config: dict[str, Any]) -> str:
+    """What is planned otherwise than the config may mean it, in a sentence, or ""."""
+    kind = str(config.get("model_type", ""))
+    if kind not in LIKE_GPT2 + LIKE_NEOX + LIKE_LLAMA:
+        return f"model_type {kind or '(none)'} is not known here: it is planned as Llama is built"
+    if config.get("num_nextn_predict_layers"):
+        return "layers that predict further tokens (num_nextn_predict_layers) are left out"
+    return ""
+
+
 def model_of_config(config: dict[str, Any], name: str = "") -> Model:
-    """The model of a ``config.json`` of Hugging Face's transformers. Raises KeyError: a size is missing."""
+    """The model of a ``config.json`` of Hugging Face's transformers.
+
+    Raises:
+        KeyError: a size is missing.
+        PlanError: it is no decoder of attention and MLPs.
+    """
+    refuse(config)
 
     def given(*names: str, otherwise: Any = None) -> Any:
         values = [config[name] for name in names if config.get(name) is not None]
@@ -253,8 +317,8 @@ def model_of_config(config: dict[str, Any], name: str = "") -> Model:
         given("first_k_dense_replace", otherwise=0),
     )
     parts = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    learned = kind in ("gpt2", "opt", "gpt_neo", "gpt_bigcode")
-    gelu = kind in ("gpt_neox", "bloom", "mpt", "falcon", "nemotron", "phi", "gptj", "starcoder2") or learned
+    learned = kind in LIKE_GPT2
+    gelu = kind in LIKE_NEOX or learned
     context = given("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", otherwise=2048)
     kinds = config.get("layer_types") or ["sliding_attention"]
     return Model(
@@ -277,6 +341,7 @@ def model_of_config(config: dict[str, Any], name: str = "") -> Model:
         windowed=kinds.count("sliding_attention") / len(kinds),
         experts=Experts(*of_experts) if routed else None,
         latent=Latent(*(given(part, otherwise=0) for part in parts)) if config.get("kv_lora_rank") else None,
+        unsure=unsure(config),
     )
 
 
@@ -285,6 +350,8 @@ def model_in(path: str) -> Model:
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         return model_of_config(config.get("text_config", config))
+    except PlanError:
+        raise
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: {error}") from None
     except (KeyError, AttributeError, TypeError, RecursionError) as error:
@@ -298,10 +365,17 @@ MODELS = {config["key"]: model_of_config(config) for config in TABLE}
 
 
 def model_named(name: str, context: int | None = None) -> Model:
-    """A model of the table, for sequences of that length. Raises PlanError: there is none of that name."""
-    if name.lower() not in MODELS:
-        raise PlanError(f"there is no model {name!r}: {', '.join(MODELS)}")
-    return with_context(MODELS[name.lower()], context)
+    """A model of the table, for sequences of that length; ``llama3-8b`` and ``Llama-3.1-8B`` are ``8b``.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    key = re.sub("^llama-?3([.][0-9])?-", "", name.lower().replace("_", "-"))
+    if key not in MODELS:
+        near = get_close_matches(key, MODELS, 1, 0.5)
+        meant = f"; the nearest name is {near[0]}" if near else ""
+        raise PlanError(f"there is no model {name!r}{meant}: {', '.join(MODELS)}")
+    return with_context(MODELS[key], context)
 
 
 def with_context(model: Model, context: int | None) -> Model:
