@@ -78,7 +78,9 @@ def prove_plain_lab(group: Group, cfg: Config) -> None:
     own = nn.utils.get_total_norm([gradient for _, gradient in gradients(theirs)]).item()
     expected = nn.utils.clip_grad_norm_(alone.parameters(), cfg.max_norm)
     assert_equal("lab_16_torch: norm", clip_stages(theirs, cfg.max_norm), expected, cfg.tolerance)
-    clipped = [(name, alone[mine[int(name[0])]].get_parameter(name[2:]).grad) for name, _ in gradients(theirs)]
+    clipped = [
+        (name, alone[mine[int(name[0])]].get_parameter(name[2:]).grad) for name, _ in gradients(theirs)
+    ]
     assert_all_equal("lab_16_torch, clipped,", gradients(theirs), clipped, cfg.tolerance)
     norms = ", ".join(f"{norm:.3f}" for norm in gather_on_rank_0(own))
     print_on_rank_0(f"norm in one process {expected:.3f}, of the stages' own gradients {norms}")

@@ -55,6 +55,15 @@ ANSWERS = [
         told="CopyToRanks.backward changes the gradient",
     ),
     Wrong(
+        what="g sums in place.",
+        old=SUM,
+        new="""
+        dist.all_reduce(x)
+        return x.view_as(x)
+        """,
+        told="SumOverRanks.forward changes the x",
+    ),
+    Wrong(
         what="Rank r takes each N-th hidden number.",
         old=__INIT__,
         new="""

@@ -73,13 +73,16 @@ def summand_of(whole: Whole, into_gate: torch.Tensor, into_up: torch.Tensor, gro
 
 
 def check_functions(answer: ModuleType, group: Group) -> None:
-    """f leaves alone what it is given."""
+    """f and g leave alone what they are given."""
     x = torch.ones(3, WIDTH, dtype=torch.float64, device=group.device, requires_grad=True)
     given = torch.full_like(x, 1.0 + group.rank)
     before = given.clone()
     answer.CopyToRanks.apply(x).backward(given)
     if not torch.equal(given, before):
         raise Wrong("CopyToRanks.backward changes the gradient that it is given; sum a copy")
+    answer.SumOverRanks.apply(given)
+    if not torch.equal(given, before):
+        raise Wrong("SumOverRanks.forward changes the x that it is given; sum a copy")
 
 
 def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
