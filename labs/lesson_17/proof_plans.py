@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_plans
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_on_rank_0
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT
@@ -180,6 +181,19 @@ def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str
     return calls
 
 
+def check_uneven_vocabulary(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """torch's plan cuts a vocabulary that the ranks do not divide, and is right."""
+    sizes = tp.gpt_config(group.world_size, cfg)
+    trial = Trial(replace(sizes, vocabulary=sizes.vocabulary + 1), group, cfg)
+    model = parallelized(trial.model(), mesh, plan_of(sequence=False))
+    ours, _ = train(model, trial.loss_alone, cfg.steps, cfg.lr)
+    assert_same_training("uneven vocabulary", ours, trial.alone(), cfg.tolerance)
+    rows = gather_on_rank_0(len(model.tokens.weight.to_local()))
+    if len(set(rows)) == 1:
+        raise CourseError(f"the vocabulary should not divide, but the ranks have {rows}")
+    print_on_rank_0(f"a vocabulary of {trial.sizes.vocabulary}: rows on the ranks {rows}; equals one process")
+
+
 def check_gated_block(mesh: DeviceMesh, group: Group) -> None:
     """The lab's gated block gathers once for the attention and once for gate and up; without that, twice."""
     n = group.world_size
@@ -206,6 +220,7 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         check_gated_block(mesh, group)
+        check_uneven_vocabulary(mesh, group, cfg)
         record_results("17_plans", {"gpt": gpt_calls(mesh, group, cfg)})
 
 
