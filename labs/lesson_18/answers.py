@@ -23,6 +23,12 @@ STEP = solved("18_zero_1", "step")
 
 ANSWERS = [
     Wrong(
+        what="Reduces in float32.",
+        old="gradient = torch.zeros_like(p) if p.grad is None else p.grad\n",
+        new="gradient = torch.zeros_like(p).float() if p.grad is None else p.grad.float()\n",
+        told="is right to float32 alone",
+    ),
+    Wrong(
         what="All ranks get all averaged gradients.",
         old=REDUCE,
         new=ALL_REDUCE,
