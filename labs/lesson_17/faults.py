@@ -49,7 +49,9 @@ FAULTS: list[Fault] = [
     # gate and up would each gather: PrepareModuleInput on the MLP gathers once for both.
     Fault(
         lab="17_torch",
-        old='        "mlp": gather,\n        "mlp.gate": ColwiseParallel(),\n        "mlp.up": ColwiseParallel(),\n',
+        old='        "mlp": gather,\n'
+        '        "mlp.gate": ColwiseParallel(),\n'
+        '        "mlp.up": ColwiseParallel(),\n',
         new='        "mlp.gate": ColwiseParallel(input_layouts=Shard(1)),\n'
         '        "mlp.up": ColwiseParallel(input_layouts=Shard(1)),\n',
         told="gate and up share a gather: 3 all-gathers",
