@@ -32,7 +32,7 @@ FAULTS: list[Fault] = [
         lab="18_masters",
         old="self.gradient.float()",
         new="self.gradient",
-        told="masters in float32",
+        told="masters in float32, 2 ranks, step",
     ),
     Fault(
         lab="18_masters",
