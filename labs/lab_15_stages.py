@@ -39,7 +39,7 @@ def stage_of(rank: int, ranks: int, device: torch.device, width: int = WIDTH) ->
         whole = build(width)
     first = BLOCKS * rank // ranks
     stage = whole[first : BLOCKS * (rank + 1) // ranks]
-    stage.to_empty(device=device)  # memory for these blocks alone, with whatever lies there
+    stage.to_empty(device=device)  # memory for these blocks alone, with whatever values are there
     fill(stage, first)
     return stage
 
@@ -55,7 +55,7 @@ def forward_backward(stage: nn.Module, x: torch.Tensor, labels: torch.Tensor) ->
     if rank > 0:
         x = torch.empty_like(x)
         dist.recv(x, src=rank - 1)
-        x.requires_grad_()  # a leaf: backward leaves here what the rank before needs
+        x.requires_grad_()  # a leaf: backward leaves here the gradient that the previous rank needs
     y = stage(x)
     if rank == last:
         loss = F.cross_entropy(y, labels)
@@ -75,6 +75,7 @@ def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
+    assert ranks <= BLOCKS, f"{ranks} ranks for {BLOCKS} blocks: some stages would be empty"
     stage = stage_of(rank, ranks, device)
     optimizer = torch.optim.Adam(stage.parameters(), lr=0.003)  # of its own parameters alone
     data = torch.Generator().manual_seed(0)  # the same batches on all ranks
@@ -92,7 +93,7 @@ def main() -> None:
     dist.all_gather_object(held, sum(p.nbytes for p in stage.parameters()))
     if rank == 0:
         for r, size in enumerate(held):
-            print(f"rank {r} holds {size:,} bytes of parameters")
+            print(f"rank {r} holds {size:,} of {sum(held):,} bytes of parameters")
         print(f"loss {ends[0]:.3f} in the first step, {ends[1]:.3f} in step {STEPS}")
     assert ends[1] < 0.7 * ends[0], "the model has not learned"
     dist.barrier()  # nobody leaves while another rank still communicates

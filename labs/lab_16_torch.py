@@ -4,6 +4,8 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_torch.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 
@@ -26,17 +28,34 @@ def forward_and_backward(schedule: Schedule1F1B, x: torch.Tensor, labels: torch.
     """All micro-batches of a batch; gradients add up. On the last rank, the loss of each micro-batch."""
     losses: list[torch.Tensor] = []
     inputs = (x,) if dist.get_rank() == 0 else ()  # only the first stage takes the batch
-    if dist.get_rank() == dist.get_world_size() - 1:
-        schedule.step(*inputs, target=labels, losses=losses)  # only the last stage takes the labels
+    if dist.get_rank() == dist.get_world_size() - 1:  # only the last stage takes the labels
+        # By default, step() would keep the logits of all micro-batches, and return them.
+        schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
     else:
-        schedule.step(*inputs)
+        schedule.step(*inputs, return_outputs=False)
     return losses
+
+
+def clip_stages(model: nn.Module, max_norm: float, copies: Collection[nn.Parameter] = ()) -> torch.Tensor:
+    """Clip by the norm of the whole model's gradient, which is returned. Collective over the stages.
+
+    Args:
+        model: this rank's stage, or stages.
+        copies: parameters that another rank counts, such as the last stage's copy of a tied embedding.
+    """
+    counted = [p.grad for p in model.parameters() if not any(p is copy for copy in copies)]
+    square = nn.utils.get_total_norm(counted).square()
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
 
 
 def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
+    assert ROWS % MICRO_BATCHES == 0, f"{MICRO_BATCHES} micro-batches do not divide {ROWS} rows"
     mine = range(LAYERS * rank // ranks, LAYERS * (rank + 1) // ranks)
     model = layers(mine).to(device)
     schedule = schedule_of(model, device)
@@ -48,9 +67,10 @@ def main() -> None:
     for step in range(3):
         optimizer.zero_grad()
         losses = forward_and_backward(schedule, x, labels)  # schedule.step() makes gradients, and no more
+        norm = clip_stages(model, max_norm=0.2)
         optimizer.step()
         if rank == ranks - 1:
-            print(f"step {step}: loss {torch.stack(losses).sum().item():.6f}")
+            print(f"step {step}: loss {torch.stack(losses).sum().item():.6f}, norm {norm.item():.6f}")
     dist.barrier()
     dist.destroy_process_group()
 

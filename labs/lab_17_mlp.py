@@ -35,7 +35,7 @@ class CopyToRanks(torch.autograd.Function):
 class SumOverRanks(torch.autograd.Function):
     """Megatron's g: after a layer that is split by rows.
 
-    Forward: the sum over the ranks. Backward: the identity, as each summand counts once in the sum.
+    Forward: the sum over the ranks. Backward: the identity, as each partial sum counts once in the sum.
     """
 
     @staticmethod

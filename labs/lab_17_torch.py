@@ -1,18 +1,16 @@
-"""A transformer block by torch's plan, as one types it at work, beside the whole block on one process.
+"""A transformer block by torch's plan, as one types it at work: cut before it has memory, then loaded.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_17_torch.py
 Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 """
-
-import copy
-from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before setup(): imported later, the exit may abort (lesson 08)
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -42,6 +40,17 @@ class Attention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
+class GatedMLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, 4 * width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 class Block(nn.Module):
     """(batch, length, width) to the same."""
 
@@ -50,8 +59,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        layers = {"up": nn.Linear(width, 4 * width), "gelu": nn.GELU(), "down": nn.Linear(4 * width, width)}
-        self.mlp = nn.Sequential(OrderedDict(layers))
+        self.mlp = GatedMLP(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
@@ -59,18 +67,40 @@ class Block(nn.Module):
 
 
 def plan_of_block() -> dict[str, ParallelStyle]:
-    """Tensor and sequence parallel: the block takes and returns this rank's part of the sequence."""
+    """Tensor and sequence parallelism: the block takes and returns this rank's part of the sequence."""
+    gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())  # once for all
     return {
         "norm1": SequenceParallel(),
-        "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "attention": gather,
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
         "attention.out": RowwiseParallel(output_layouts=Shard(1)),
         "norm2": SequenceParallel(),
-        "mlp.up": ColwiseParallel(input_layouts=Shard(1)),
+        "mlp": gather,
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
         "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
     }
+
+
+def split_block(width: int, heads: int, mesh: DeviceMesh, values: dict) -> Block:
+    """A block of which each rank allocates its part alone. Collective.
+
+    Args:
+        values: the state dict of the whole block, on the mesh's rank 0; empty on the others. Where a rank
+            cannot hold it, load a checkpoint into the parts: ``dcp.load``, lesson 11.
+    """
+    with torch.device("meta"):  # shapes, no memory
+        block = Block(width, heads).double()
+    if heads % mesh.size():
+        raise ValueError(f"{mesh.size()} ranks do not divide {heads} heads")
+    block.attention.heads //= mesh.size()  # no plan does this, and none checks it
+    parallelize_module(block, mesh, plan_of_block())
+    block.to_empty(device=mesh.device_type)  # memory for this rank's part
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(block, values, options=options)
+    return block
 
 
 def train(block: Block, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,10 +121,8 @@ def main() -> None:
     whole = Block(8 * ranks, 2 * ranks).double().to(device)
     x = torch.randn(3, 4 * ranks, 8 * ranks, dtype=torch.float64).to(device)
 
-    block = copy.deepcopy(whole)
-    assert block.attention.heads % ranks == 0, "the ranks do not divide the heads"
-    block.attention.heads //= ranks  # no plan does this, and none checks it
-    parallelize_module(block, mesh, plan_of_block())
+    values = whole.state_dict() if rank == 0 else {}
+    block = split_block(8 * ranks, 2 * ranks, mesh, values)
     y, norm = train(block, x.chunk(ranks, 1)[rank])
 
     y_alone, norm_alone = train(whole, x)

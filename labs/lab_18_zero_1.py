@@ -42,7 +42,8 @@ class Zero1(torch.optim.Optimizer):
         trainable = [[p for p in param_group["params"] if p.requires_grad] for param_group in groups]
         self.params = [p for own in trainable for p in own]
         if len({(p.dtype, p.device) for p in self.params}) != 1:
-            raise ValueError("parameters of one dtype on one device, please")
+            found = sorted({f"{p.dtype} on {p.device}" for p in self.params})
+            raise ValueError(f"all parameters need one dtype and one device, found {found}")
 
         numel = sum(p.numel() for p in self.params)
         self.flat = self.params[0].new_zeros(numel + -numel % self.ranks)

@@ -73,7 +73,10 @@ def compare(step: int, mine: Stage, stages: list[Stage], inputs, labels, group: 
             if equal(p.grad, wrong[name]):
                 raise Wrong(f"step {step}: the gradient of {name} {guess}")
         off = (p.grad - expected[name]).abs().max()
-        raise Wrong(f"step {step}: the gradient of {name} is not that of one process: it is off by {off:.1e}")
+        raise Wrong(
+            f"step {step}: the gradient of {name} is not that of one process: it is off by {off:.1e}; "
+            "do the two gradients arrive in the order in which they are sent?"
+        )
 
 
 def verify(answer: ModuleType, group: Group) -> str:

@@ -54,6 +54,23 @@ ANSWERS = [
         new=("rank + 1, micro_batches", 'actions.append(("W", number))', ""),
         told="deadlock: rank 0 waits with I of micro-batch 0 in stage 0 for the gradient from stage 1",
     ),
+    Wrong(
+        what="Puts off W for the numbers of ranks that it has tried, and for no others.",
+        old=SCHEDULE,
+        new="""
+        delay = rank if ranks in (1, 2, 3, 4, 8) else 0
+        warm_up = min(ranks - rank, micro_batches)
+        actions = [("F", number) for number in range(warm_up)]
+        for number in range(micro_batches):
+            actions.append(("I", number))
+            if number >= delay:
+                actions.append(("W", number - delay))
+            if number + warm_up < micro_batches:
+                actions.append(("F", number + warm_up))
+        return actions + [("W", number) for number in range(max(0, micro_batches - delay), micro_batches)]
+        """,
+        told="5 ranks, 7 micro-batches: a step takes",
+    ),
     Right(
         what="Rank 0, which nobody waits for, computes I and W in one; the list is a generator of lists.",
         old="return actions",

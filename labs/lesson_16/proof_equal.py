@@ -28,7 +28,7 @@ from shared.training.parity import assert_all_equal, assert_equal, gradients
 
 import lab_16_gpipe as by_hand
 from lab_16_executor import Pipeline, gpipe, one_f_one_b
-from lab_16_torch import forward_and_backward, schedule_of
+from lab_16_torch import clip_stages, forward_and_backward, schedule_of
 
 SCHEDULES = {"GPipe": (gpipe, ScheduleGPipe), "1F1B": (one_f_one_b, Schedule1F1B)}
 
@@ -39,6 +39,8 @@ class Config:
     rows: int = 2  # of a micro-batch
     patience_s: float = 3.0  # for a message that does not come
     tolerance: float = 1e-12  # float64
+    max_norm: float = 0.1
+    vocabulary: int = 4096  # of the last stage whose logits are kept
 
 
 def build(group: Group, cfg: Config) -> nn.Module:
@@ -70,6 +72,38 @@ def prove_plain_lab(group: Group, cfg: Config) -> None:
     by_hand.gpipe(ours, list(x.chunk(number)), list(labels.chunk(number)))
     forward_and_backward(schedule_of(theirs, group.device), x, labels)
     assert_all_equal("lab_16_torch", gradients(theirs), gradients(ours), cfg.tolerance)
+
+    alone = by_hand.layers(range(by_hand.LAYERS)).to(group.device)
+    by_hand.share_of_loss(alone(x), labels).backward()
+    own = nn.utils.get_total_norm([gradient for _, gradient in gradients(theirs)]).item()
+    expected = nn.utils.clip_grad_norm_(alone.parameters(), cfg.max_norm)
+    assert_equal("lab_16_torch: norm", clip_stages(theirs, cfg.max_norm), expected, cfg.tolerance)
+    clipped = [
+        (name, alone[mine[int(name[0])]].get_parameter(name[2:]).grad) for name, _ in gradients(theirs)
+    ]
+    assert_all_equal("lab_16_torch, clipped,", gradients(theirs), clipped, cfg.tolerance)
+    norms = ", ".join(f"{norm:.3f}" for norm in gather_on_rank_0(own))
+    print_on_rank_0(f"norm in one process {expected:.3f}, of the stages' own gradients {norms}")
+
+
+def kept_outputs(group: Group, cfg: Config) -> dict[str, list[int]]:
+    """Micro-batches whose logits the last rank keeps after a step, and their bytes, by ``return_outputs``."""
+    micro_batches = 2 * group.world_size
+    x, _ = batch(micro_batches * cfg.rows, group, cfg)
+    kept = {}
+    for name, options in (("the default", {}), ("return_outputs=False", {"return_outputs": False})):
+        model = build(group, cfg)
+        if group.rank == group.world_size - 1:
+            model.append(nn.Linear(cfg.width, cfg.vocabulary, dtype=torch.float64, device=group.device))
+        stage = PipelineStage(model, group.rank, group.world_size, group.device)
+        schedule = Schedule1F1B(stage, micro_batches, loss_fn=lambda output, _: output.square().mean())
+        inputs = (x,) if group.rank == 0 else ()
+        last = {"target": x} if group.rank == group.world_size - 1 else {}
+        returned = schedule.step(*inputs, **last, **options)
+        chunks = stage.output_chunks
+        of_returned = 0 if returned is None else returned.nbytes
+        kept[name] = [len(chunks), sum(chunk.nbytes for chunk in chunks), of_returned]
+    return kept
 
 
 def compare(name: str, group: Group, cfg: Config) -> dict:
@@ -182,6 +216,11 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group:
         prove_plain_lab(group, cfg)
         print_on_rank_0("lab_16_torch: gradients as by hand")
+        kept = gather_on_rank_0(kept_outputs(group, cfg))[-1:]
+        for name, (chunks, size, returned) in (kept[0] if kept else {}).items():
+            print(f"{name}: the last rank keeps {chunks} outputs, {size:,} bytes; returns {returned:,}")
+        if kept and kept[0]["return_outputs=False"] != [0, 0, 0]:
+            raise CourseError("with return_outputs=False no output should have been kept")
         results = {}
         for name in SCHEDULES:
             results[name] = compare(name, group, cfg)

@@ -3,7 +3,7 @@
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_16/proof_schedules.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -29,6 +29,7 @@ from lesson_16.proof_halves import SplitPipeline
 from lesson_16.stage import new_stage
 
 BY_HAND = {"GPipe": gpipe, "1F1B": one_f_one_b}
+CLIPPED = "all stages clip by the norm of the whole model"
 FROM_TORCH = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
 
@@ -37,6 +38,7 @@ class Config:
     gpt: GPTConfig = field(default_factory=lambda: GPTConfig(context=16, layers=8))
     steps: int = 2
     learning_rate: float = 0.5
+    max_norm: float = 0.1  # less than any norm here, so that clipping matters
     patience_s: float = 30.0  # for a message that does not come
     tolerance: float = 1e-12  # float64
 
@@ -176,7 +178,11 @@ class Trainer:
         return self.pipeline.step(actions, batch.tokens, shapes, share_of_loss or by_tokens)
 
     def train_step(
-        self, batch: Batch, share_of_loss: Callable | None = None, add_gradients: bool = True
+        self,
+        batch: Batch,
+        share_of_loss: Callable | None = None,
+        add_gradients: bool = True,
+        clip: Callable[["Trainer"], None] | None = None,
     ) -> tuple[Step, CommRecord]:
         """One step; what it leaves behind, and the messages between stages."""
         self.optimizer.zero_grad()
@@ -184,6 +190,8 @@ class Trainer:
             loss = self.forward_and_backward(batch, share_of_loss)
         if add_gradients:
             self.tied.add_gradients()
+        if clip is not None:
+            clip(self)
         self.optimizer.step()
         dist.broadcast(loss, src=self.owner[-1])  # only to compare it
         return step_of(loss, self.parameters.items()), log
@@ -204,8 +212,29 @@ def expected_messages(trainer: Trainer, batch: Batch) -> tuple[int, int]:
     return borders * len(batch.tokens), borders * of_all
 
 
-def truth_of(trainer: Trainer, batches: list[Batch]) -> list[Step]:
-    """The same training in one process, the whole batch at once."""
+def clip_tied_twice(trainer: Trainer, copies: Sequence[nn.Parameter] = ()) -> None:
+    from lab_16_torch import clip_stages  # imports torch's pipelines, 1.5 s of CPU: lesson 22 needs none
+
+    clip_stages(nn.ModuleList(trainer.stages.values()), trainer.cfg.max_norm, copies)
+
+
+def clip_once(trainer: Trainer) -> None:
+    """By the norm of the whole model, in which the tied weight counts once: on the first stage."""
+    first = trainer.owner[0] == trainer.group.rank
+    clip_tied_twice(trainer, [] if first or trainer.tied.weight is None else [trainer.tied.weight])
+
+
+def clip_alone(trainer: Trainer) -> None:
+    """What a script does that was written for one process: each stage by its own norm."""
+    nn.utils.clip_grad_norm_(trainer.parameters.values(), trainer.cfg.max_norm)
+
+
+def truth_of(trainer: Trainer, batches: list[Batch], max_norm: float | None = None) -> list[Step]:
+    """The same training in one process, the whole batch at once; clipped if there is a ``max_norm``."""
+
+    def clip(model: nn.Module, _: torch.Tensor) -> None:
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
     def loss_of(model: nn.Module, step: int) -> torch.Tensor:
         labels = torch.cat(batches[step].labels)
@@ -213,7 +242,7 @@ def truth_of(trainer: Trainer, batches: list[Batch]) -> list[Step]:
 
     alone = trainer.whole()
     optimizer = PlainSGD(alone.parameters(), trainer.cfg.learning_rate)
-    return train_steps(alone, optimizer, loss_of, len(batches))
+    return train_steps(alone, optimizer, loss_of, len(batches), clip)
 
 
 def prove(name: str, group: Group, cfg: Config) -> dict:
@@ -291,7 +320,7 @@ def assert_memory(group: Group, cfg: Config) -> dict:
 
 
 def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
-    """Two faults that raise no error; what the comparison with one process says of them."""
+    """Faults that raise no error, and clipping done right; what the comparison with one process says."""
     micro_batches = 2 * max(2, group.world_size)
     batch = uneven_batch(cfg.gpt, 0, micro_batches, group.device)
 
@@ -303,9 +332,12 @@ def what_goes_wrong(group: Group, cfg: Config) -> dict[str, str]:
     for fault, options in (
         ("the tied weight's gradients are not added", {"add_gradients": False}),
         ("a mean of the micro-batches' means", {"share_of_loss": mean_of_means}),
+        ("each stage clips by its own norm", {"clip": clip_alone}),
+        ("the tied weight counts twice in the norm", {"clip": clip_tied_twice}),
+        (CLIPPED, {"clip": clip_once}),
     ):
         trainer = Trainer(fault, plan_of("1F1B", group.world_size, micro_batches), group, cfg)
-        truth = truth_of(trainer, [batch])
+        truth = truth_of(trainer, [batch], cfg.max_norm if "clip" in options else None)
         step, _ = trainer.train_step(batch, **options)
         try:
             assert_same_training("1F1B", [step], truth, cfg.tolerance, trainer.part_of)
@@ -339,6 +371,12 @@ def main(cfg: Config) -> None:
         ends = group.rank in (0, group.world_size - 1) and group.world_size > 1
         assert bool(faults["the tied weight's gradients are not added"]) == ends
         assert "loss: differs by" in faults["a mean of the micro-batches' means"]
+        apart = group.world_size > 1
+        assert bool(faults["each stage clips by its own norm"]) == apart
+        assert bool(faults["the tied weight counts twice in the norm"]) == apart
+        if faults.pop(CLIPPED):
+            raise CourseError(f"{CLIPPED}: not as in one process")
+        print_on_rank_0(f"{CLIPPED}, 1F1B: equals one process")
         recorded = {"schedules": results, "memory": memory, "faults": faults}
         record_results("16_schedules", recorded)
 

@@ -25,6 +25,7 @@ from shared.training.timeline import COMPUTE, SimulatedDevices, Span, Task, bubb
 from lab_16_executor import Action, gpipe, one_f_one_b
 from lesson_16.proof_halves import Config as MiddleStage
 from lesson_16.proof_halves import costs
+from lesson_16.solution import schedule as zero_bubble_h1
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,29 @@ def assert_same_order(name: str, executed: list[Span], simulation: Simulation, s
                 raise CourseError(f"{name}: {what} began before {before} had ended")
 
 
+def steps_at_work(cfg: Config) -> dict[str, dict[str, float]]:
+    """{schedule: {condition: how long a step takes, in forward passes of a stage of one of four ranks}}.
+
+    "a slow head": the last rank has a quarter more to do than the others, all of it in the last stage.
+    "recomputation": B is 3, because each block goes forward once more; not for lists with I and W.
+    """
+    p, m = cfg.ranks, cfg.micro_batches
+    plans = {name: plan_of(name, cfg)[0] for name in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")}
+    plans["ZB-H1"] = [[(kind, rank, n) for kind, n in zero_bubble_h1(rank, p, m)] for rank in range(p)]
+    lengths = {}
+    for name, plan in plans.items():
+        last = stages_of(plan) - 1
+        head = {last: 1 + 0.25 * (last + 1) / p}
+        conditions = {"balanced": (SECONDS, None), "a slow head": (SECONDS, head)}
+        if not any(kind == "I" for actions in plan for kind, _, _ in actions):
+            conditions["recomputation"] = ({**SECONDS, "B": 3.0}, None)
+        lengths[name] = {}
+        for condition, (seconds, slower) in conditions.items():
+            spans = simulate(plan, m, seconds, slower).spans
+            lengths[name][condition] = max(span.end for span in spans)
+    return lengths
+
+
 def measure(name: str, cfg: Config) -> dict:
     """One schedule in three ways, which agree."""
     simulation, plan, seconds = simulated(name, cfg)
@@ -179,7 +203,12 @@ def main(cfg: Config) -> None:
         plan, number = plan_of(name, cfg)
         length = max(span.end for span in simulate(plan, number, flops).spans)
         print(f"if FLOPs were time: a step of {name} takes {length:.1f} forward passes")
-    record_results("16_timeline", {"schedules": results})
+    lengths = steps_at_work(cfg)
+    for name, of_conditions in lengths.items():
+        print(f"{name:15s} " + ", ".join(f"{what} {length:.1f}" for what, length in of_conditions.items()))
+    if lengths["ZB-H1"]["a slow head"] < lengths["1F1B"]["balanced"]:
+        raise CourseError("a slow head should have eaten all that ZB-H1 gains")
+    record_results("16_timeline", {"schedules": results, "lengths": lengths})
 
 
 if __name__ == "__main__":

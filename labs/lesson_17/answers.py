@@ -16,7 +16,7 @@ BACKWARD = solved("17_gated_mlp", "backward")
 
 ANSWERS = [
     Wrong(
-        what="Adds the bias to the summand of one rank.",
+        what="Adds the bias to the partial sum of one rank.",
         old="return SumOverRanks.apply(F.linear(hidden, self.down_weight)) + self.down_bias",
         new="""
         bias = self.down_bias if dist.get_rank() == 0 else None
@@ -25,13 +25,13 @@ ANSWERS = [
         told="down_bias has no gradient",
     ),
     Wrong(
-        what="Adds the bias to each summand.",
+        what="Adds the bias to each partial sum.",
         old="self.down_weight)) + self.down_bias",
         new="self.down_weight, self.down_bias))",
         told="has the bias of down in it 3 times",
     ),
     Wrong(
-        what="Adds its share of the bias to each summand.",
+        what="Adds its share of the bias to each partial sum.",
         old="self.down_weight)) + self.down_bias",
         new="self.down_weight, self.down_bias / dist.get_world_size()))",
         told="the gradient of down_bias is 3 times too small",
@@ -55,7 +55,16 @@ ANSWERS = [
         told="CopyToRanks.backward changes the gradient",
     ),
     Wrong(
-        what="Rank r takes each N-th hidden number.",
+        what="g sums in place.",
+        old=SUM,
+        new="""
+        dist.all_reduce(x)
+        return x.view_as(x)
+        """,
+        told="SumOverRanks.forward changes the x",
+    ),
+    Wrong(
+        what="Rank r takes each N-th hidden unit.",
         old=__INIT__,
         new="""
         self.gate_weight = nn.Parameter(whole.gate.weight.detach()[rank::ranks].clone())
@@ -65,7 +74,7 @@ ANSWERS = [
         self.down_weight = nn.Parameter(whole.down.weight.detach()[:, rank::ranks].clone())
         self.down_bias = nn.Parameter(whole.down.bias.detach().clone())
         """,
-        told="gate_weight holds each N-th hidden number",
+        told="gate_weight holds each N-th hidden unit",
     ),
     Wrong(
         what="f is the identity in both directions.",
@@ -77,7 +86,7 @@ ANSWERS = [
         what="Averages what is to be added up.",
         old=SUM,
         new=SUM.replace("return total", "return total / dist.get_world_size()"),
-        told="is the mean of the ranks' summands",
+        told="is the mean of the ranks' partial sums",
     ),
     Wrong(
         what="Averages gradients, as data parallel training does.",
@@ -89,7 +98,7 @@ ANSWERS = [
         what="g is the identity in both directions.",
         old=SUM,
         new="return x.view_as(x)",
-        told="is this rank's summand alone",
+        told="is this rank's partial sum alone",
     ),
     Wrong(
         what="g sums gradients as well.",
@@ -120,7 +129,7 @@ ANSWERS = [
         told="gate_weight is a view",
     ),
     Wrong(
-        what="g gathers all summands, which with two ranks costs no more.",
+        what="g gathers all partial sums, which with two ranks costs no more.",
         old=SUM,
         new="""
         parts = [x.new_empty(x.shape) for _ in range(dist.get_world_size())]

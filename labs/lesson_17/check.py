@@ -64,7 +64,9 @@ def compare_sum(
         raise
 
 
-def summand_of(whole: Whole, into_gate: torch.Tensor, into_up: torch.Tensor, group: Group) -> torch.Tensor:
+def partial_sum_of(
+    whole: Whole, into_gate: torch.Tensor, into_up: torch.Tensor, group: Group
+) -> torch.Tensor:
     """What this rank has to add to the sum, without the bias. Both inputs are the same."""
     parts = {name: part_of(name, whole_of(whole, name), group) for name in CUT}
     hidden = F.silu(F.linear(into_gate, parts["gate_weight"], parts["gate_bias"]))
@@ -73,13 +75,16 @@ def summand_of(whole: Whole, into_gate: torch.Tensor, into_up: torch.Tensor, gro
 
 
 def check_functions(answer: ModuleType, group: Group) -> None:
-    """f leaves alone what it is given."""
+    """f and g leave alone what they are given."""
     x = torch.ones(3, WIDTH, dtype=torch.float64, device=group.device, requires_grad=True)
     given = torch.full_like(x, 1.0 + group.rank)
     before = given.clone()
     answer.CopyToRanks.apply(x).backward(given)
     if not torch.equal(given, before):
         raise Wrong("CopyToRanks.backward changes the gradient that it is given; sum a copy")
+    answer.SumOverRanks.apply(given)
+    if not torch.equal(given, before):
+        raise Wrong("SumOverRanks.forward changes the x that it is given; sum a copy")
 
 
 def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
@@ -96,7 +101,7 @@ def check_parameters(mlp: nn.Module, whole: Whole, group: Group) -> None:
         if dim is not None:
             indices = torch.arange(group.rank, whole_of(whole, name).shape[dim], group.world_size)
             strided = whole_of(whole, name).detach().index_select(dim, indices.to(group.device))
-            guesses["holds each N-th hidden number; expected are consecutive ones"] = strided
+            guesses["holds each N-th hidden unit; expected are consecutive ones"] = strided
         compare_sum(name, parameter, expected, guesses)
         held = parameters[name].untyped_storage().nbytes()
         if held != parameters[name].nbytes:
@@ -119,8 +124,8 @@ def verify(answer: ModuleType, group: Group) -> str:
     x = torch.randn(4, 3, WIDTH, dtype=torch.float64, device=group.device)
     gradient = torch.randn_like(x)
     into_gate, into_up = x.clone().requires_grad_(), x.clone().requires_grad_()
-    summand = summand_of(whole, into_gate, into_up, group)
-    summand.backward(gradient)
+    partial_sum = partial_sum_of(whole, into_gate, into_up, group)
+    partial_sum.backward(gradient)
     by_gate, by_up = into_gate.grad, into_up.grad
     whole.zero_grad()
     x_alone = x.clone().requires_grad_()
@@ -138,9 +143,9 @@ def verify(answer: ModuleType, group: Group) -> str:
             {}
             if n == 1
             else {
-                "is this rank's summand alone: the sum over the ranks is missing": summand + bias,
+                "is this rank's partial sum alone: the sum over the ranks is missing": partial_sum + bias,
                 f"has the bias of down in it {n} times": y_alone + (n - 1) * bias,
-                "is the mean of the ranks' summands, not their sum": (y_alone - bias) / n + bias,
+                "is the mean of the ranks' partial sums, not their sum": (y_alone - bias) / n + bias,
             }
         )
         compare_sum("the output", y, y_alone, only_one)

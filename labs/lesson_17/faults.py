@@ -46,12 +46,42 @@ FAULTS: list[Fault] = [
         new="        gather_sequence(x, group)\n        return gather_sequence(x, group)\n",
         told="bytes by rule, expected",
     ),
+    # gate and up would each gather: PrepareModuleInput on the MLP gathers once for both.
+    Fault(
+        lab="17_torch",
+        old='        "mlp": gather,\n'
+        '        "mlp.gate": ColwiseParallel(),\n'
+        '        "mlp.up": ColwiseParallel(),\n',
+        new='        "mlp.gate": ColwiseParallel(input_layouts=Shard(1)),\n'
+        '        "mlp.up": ColwiseParallel(input_layouts=Shard(1)),\n',
+        told="gate and up share a gather: 3 all-gathers",
+        run="17_plans",
+    ),
     Fault(lab="17_plans", old="heads //= mesh.size()", new="heads //= 1", told="TP, step 0: loss: differs"),
     Fault(
         lab="17_torch",
-        old="    block.attention.heads //= ranks  # no plan does this, and none checks it\n",
+        old="    block.attention.heads //= mesh.size()  # no plan does this, and none checks it\n",
         new="",
         told="the output differs",
+    ),
+    # Parts that are allocated, and never filled from rank 0.
+    Fault(
+        lab="17_torch",
+        old="    set_model_state_dict(block, values, options=options)\n",
+        new="    for p in block.parameters():\n        nn.init.zeros_(p)\n",
+        told="the output differs",
+    ),
+    Fault(
+        lab="17_fused",
+        old="    return torch.cat([part[rank] for rank in range(ranks) for part in parts])\n",
+        new="    return torch.cat([part[rank] for part in parts for rank in range(ranks)])\n",
+        told="cut by projection: off by",
+    ),
+    Fault(
+        lab="17_fused",
+        old="            saved = by_projection(saved, fused[layer], ranks)\n",
+        new="            pass\n",
+        told="qkv.weight differs",
     ),
     Fault(
         lab="17_torch",

@@ -32,7 +32,7 @@ def split_mlp(ranks):
     axis.axis("off")
     figures.show(
         figure,
-        "An input that all ranks have is multiplied with a matrix cut by columns. The hidden numbers are "
+        "An input that all ranks have is multiplied with a matrix cut by columns. The hidden activations are "
         "cut by columns in the same way. The second matrix is cut by rows. A sum over the ranks gives a "
         "result that all ranks have. Two arrows below: forward the ranks sum at g, behind the second "
         "matrix; backward at f, before the first one.",

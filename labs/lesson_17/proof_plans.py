@@ -4,10 +4,9 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_plans
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -25,13 +24,14 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from shared.comm.record import CommRecord, record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_on_rank_0
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, MLP, GPTConfig, token_batch
-from shared.training.one_process import Step, assert_same_training, step_of, train_steps
+from shared.training.gpt import GPT
+from shared.training.one_process import Step, assert_same_training, step_of
 from shared.training.trial import Trial
 
+from lab_17_torch import Block as PlainBlock
 from lab_17_torch import plan_of_block
 from lesson_17 import proof_gpt as tp
 from lesson_17.proof_gpt import Config
@@ -53,30 +53,27 @@ def without_sequence() -> dict[str, ParallelStyle]:
     }
 
 
-def plan_of(sequence: bool, attention: bool = True, split_loss: bool = True) -> dict[str, ParallelStyle]:
-    """What parallelize_module is to do with each module.
+def plan_of(sequence: bool) -> dict[str, ParallelStyle]:
+    """What parallelize_module does with each module. Logits stay split by vocabulary, for ``loss_parallel``.
 
     Args:
         sequence: between the split layers each rank keeps a part of the sequence.
-        attention: the blocks have one, and the model has positions.
-        split_loss: logits stay split by vocabulary, for ``loss_parallel``; else all ranks get all logits.
     """
     between = Shard(1) if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {
         "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
         "head": ColwiseParallel(
             input_layouts=between,
-            output_layouts=Shard(-1) if split_loss else Replicate(),
-            use_local_output=not split_loss,
+            output_layouts=Shard(-1),
+            use_local_output=False,
         ),
     }
     of_block = plan_of_block() if sequence else without_sequence()
     for name, style in of_block.items():
-        if attention or not name.startswith(("norm1", "attention")):
+        if name != "mlp.gate":  # this GPT has none
             plan[f"blocks.*.{name}"] = style
     if sequence:
         plan["norm"] = SequenceParallel()
-    if attention and sequence:
         plan["positions"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
     return plan
 
@@ -124,15 +121,14 @@ def texts(forward: CommRecord, backward: CommRecord, step: CommRecord) -> dict[s
     return collectives
 
 
-def train(model: nn.Module, loss_of: Callable, steps: int, lr: float, split_loss: bool = True) -> tuple:
-    """Steps, and the collectives of the first one. Backward stands inside of loss_parallel, too."""
+def train(model: nn.Module, loss_of: Callable, steps: int, lr: float) -> tuple:
+    """Steps, and the collectives of the first one. Backward runs inside loss_parallel, too."""
     optimizer = torch.optim.SGD(model.parameters(), lr, foreach=False)  # foreach refuses a mix with DTensors
     done = []
     calls: dict[str, str] = {}
     for number in range(steps):
         optimizer.zero_grad()
-        context: AbstractContextManager = loss_parallel() if split_loss else nullcontext()
-        with context:
+        with loss_parallel():
             with record() as forward:
                 loss = loss_of(model, number)
             with record() as backward:
@@ -149,72 +145,7 @@ def check_calls(name: str, found: dict[str, str], *expected: str) -> None:
     wanted = dict(zip(("forward", "backward", "optimizer"), expected, strict=True))
     print_on_rank_0(f"{name}: {', '.join(f'{part} {calls}' for part, calls in found.items())}")
     if found != wanted:
-        raise CourseError(f"{name}: expected were {wanted}")
-
-
-class Chain(nn.Module):
-    """MLP blocks without attention, between an embedding and a head that is not tied."""
-
-    class Block(nn.Module):
-        def __init__(self, cfg: GPTConfig) -> None:
-            super().__init__()
-            self.norm2 = nn.LayerNorm(cfg.width, dtype=cfg.dtype)
-            self.mlp = MLP(cfg)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.mlp(self.norm2(x))
-
-    def __init__(self, cfg: GPTConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.tokens = nn.Embedding(cfg.vocabulary, cfg.width, dtype=cfg.dtype)
-        self.blocks = nn.Sequential(*(Chain.Block(cfg) for _ in range(cfg.layers)))
-        self.norm = nn.LayerNorm(cfg.width, dtype=cfg.dtype)
-        self.head = nn.Linear(cfg.width, cfg.vocabulary, bias=False, dtype=cfg.dtype)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(self.blocks(self.tokens(tokens))))
-
-
-def chain_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str, str]]:
-    """Collectives of the chain by three plans, each checked against one process."""
-    n = cfg.layers
-    expected = {
-        "TP of the blocks": (f"{n} AR", f"{n} AR", "none"),
-        "TP + SP": (f"{n + 2} AG + {n + 1} RS", f"{n + 1} AG + {n + 1} RS", f"{2 * n + 2} AR"),
-        "TP + SP + loss_parallel": (
-            f"3 AR + {n + 1} AG + {n + 1} RS",
-            f"{n + 1} AG + {n + 1} RS",
-            f"{2 * n + 2} AR",
-        ),
-    }
-    sizes = tp.gpt_config(group.world_size, cfg)
-    blocks_alone = {key: style for key, style in plan_of(False, False).items() if key.startswith("blocks")}
-    plans = {
-        "TP of the blocks": (blocks_alone, False),
-        "TP + SP": (plan_of(True, False, split_loss=False), False),
-        "TP + SP + loss_parallel": (plan_of(True, False), True),
-    }
-
-    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        tokens, labels = token_batch(model.cfg, cfg.rows, step)
-        logits = model(tokens.to(group.device))
-        return F.cross_entropy(logits.flatten(0, 1), labels.to(group.device).flatten())
-
-    calls = {}
-    torch.manual_seed(17)
-    truth = Chain(sizes).to(group.device).state_dict()
-    for name, (plan, split_loss) in plans.items():
-        model = Chain(sizes).to(group.device)
-        model.load_state_dict(truth)
-        alone = train_steps(model, torch.optim.SGD(model.parameters(), cfg.lr), loss_of, cfg.steps)
-        model = Chain(sizes).to(group.device)
-        model.load_state_dict(truth)
-        parallelize_module(model, mesh, plan)
-        ours, calls[name] = train(model, loss_of, cfg.steps, cfg.lr, split_loss)
-        assert_same_training(name, ours, alone, cfg.tolerance)
-        check_calls(f"chain, {name}", calls[name], *expected[name])
-    return calls
+        raise CourseError(f"{name}: expected {wanted}")
 
 
 def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str, str]]:
@@ -246,15 +177,51 @@ def gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, dict[str
         assert_same_training(name, ours, alone, cfg.tolerance)
         check_calls(f"GPT, {name}", calls[name], *expected)
         if isinstance(model.norm.weight, DTensor) and not model.norm.weight.grad.placements[0].is_partial():
-            raise CourseError(f"{name}: the norm's gradient was to be a summand after backward")
+            raise CourseError(f"{name}: the norm's gradient should have been a partial sum after backward")
     return calls
+
+
+def check_uneven_vocabulary(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """torch's plan cuts a vocabulary that the ranks do not divide, and is right."""
+    sizes = tp.gpt_config(group.world_size, cfg)
+    trial = Trial(replace(sizes, vocabulary=sizes.vocabulary + 1), group, cfg)
+    model = parallelized(trial.model(), mesh, plan_of(sequence=False))
+    ours, _ = train(model, trial.loss_alone, cfg.steps, cfg.lr)
+    assert_same_training("uneven vocabulary", ours, trial.alone(), cfg.tolerance)
+    rows = gather_on_rank_0(len(model.tokens.weight.to_local()))
+    if len(set(rows)) == 1:
+        raise CourseError(f"the vocabulary should not divide, but the ranks have {rows}")
+    print_on_rank_0(f"a vocabulary of {trial.sizes.vocabulary}: rows on the ranks {rows}; equals one process")
+
+
+def check_gated_block(mesh: DeviceMesh, group: Group) -> None:
+    """The lab's gated block gathers once for the attention and once for gate and up; without that, twice."""
+    n = group.world_size
+    each = plan_of_block()
+    each.pop("mlp", None)
+    for name in ("mlp.gate", "mlp.up"):
+        each[name] = ColwiseParallel(input_layouts=Shard(1))
+    for name, plan, expected in (
+        ("gate and up share a gather", plan_of_block(), 2),
+        ("gate and up each gather", each, 3),
+    ):
+        block = PlainBlock(8 * n, 2 * n).to(group.device)
+        block.attention.heads //= n
+        parallelize_module(block, mesh, plan)
+        with record() as log:
+            block(torch.ones(1, 2, 8 * n, device=group.device))
+        gathers = log.counts()["all_gather"]
+        print_on_rank_0(f"{name}: a block's forward pass has {gathers} AG")
+        if gathers != expected:
+            raise CourseError(f"{name}: {gathers} all-gathers, expected {expected}")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
-        results = {"chain": chain_calls(mesh, group, cfg), "gpt": gpt_calls(mesh, group, cfg)}
-        record_results("17_plans", results)
+        check_gated_block(mesh, group)
+        check_uneven_vocabulary(mesh, group, cfg)
+        record_results("17_plans", {"gpt": gpt_calls(mesh, group, cfg)})
 
 
 if __name__ == "__main__":

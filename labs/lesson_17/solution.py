@@ -7,7 +7,7 @@ from torch import nn
 
 
 class CopyToRanks(torch.autograd.Function):
-    """f: all ranks have the same ``x``, and each goes on with its own columns."""
+    """f: all ranks have the same ``x``, and each continues with its own columns."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """g: each rank has a summand, and all go on with the sum."""
+    """g: each rank has a partial sum, and all continue with the sum."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the loss with respect to this rank's summand.
+        """Return the gradient of the loss with respect to this rank's partial sum.
 
         ``gradient`` is that with respect to the sum, the same on all ranks.
         """
@@ -50,13 +50,13 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)): (..., width) to (..., width). Each rank has 1/N of the hidden numbers.
+    """down(silu(gate(x)) * up(x)): (..., width) to (..., width). Each rank has 1/N of the hidden units.
 
     Args:
         whole: has ``gate`` and ``up``, nn.Linear(width, hidden), and ``down``, nn.Linear(hidden, width), all
             with biases. It is equal on all ranks. N divides ``hidden``.
 
-    Of N consecutive parts of the hidden numbers, rank r has part r. Its parameters are ``gate_weight``,
+    Of N consecutive parts of the hidden units, rank r has part r. Its parameters are ``gate_weight``,
     ``gate_bias``, ``up_weight``, ``up_bias``, ``down_weight`` and ``down_bias``.
     """
 

@@ -23,6 +23,18 @@ STEP = solved("18_zero_1", "step")
 
 ANSWERS = [
     Wrong(
+        what="Reduces in float32.",
+        old=(
+            "gradient = torch.zeros_like(p) if p.grad is None else p.grad",
+            "p.grad = gradient / self.ranks",
+        ),
+        new=(
+            "gradient = torch.zeros_like(p).float() if p.grad is None else p.grad.float()",
+            "p.grad = (gradient / self.ranks).to(p.dtype)",
+        ),
+        told="is right to float32 alone",
+    ),
+    Wrong(
         what="All ranks get all averaged gradients.",
         old=REDUCE,
         new=ALL_REDUCE,

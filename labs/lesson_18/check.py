@@ -17,6 +17,7 @@ from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 from shared.training.parity import assert_equal
 
+ROUNDING = 1e-7  # of a parameter, after a sum of gradients in float32
 TOLERANCE = 1e-12  # float64
 UNEVEN = 1.1  # bytes of the fullest rank, as a multiple of an even share
 TRAFFIC = 1.05  # bytes sent, as a multiple of DDP's
@@ -116,6 +117,10 @@ def compare(what: str, net: Net, alone: Net, guesses: dict[str, dict[str, torch.
                     value, wrong[name], rtol=0, atol=TOLERANCE
                 ):
                     raise Wrong(f"{what}: {name} {guess}") from None
+            if torch.allclose(value.double(), expected[name], rtol=0, atol=ROUNDING):
+                raise Wrong(
+                    f"{what}: {name} is right to float32 alone: reduce in the gradient's dtype"
+                ) from None
             hint = "; is a parameter cut in pieces? It looks at whole matrices" if "Adafactor" in what else ""
             raise Wrong(f"{what}: {error}{hint}") from None
 

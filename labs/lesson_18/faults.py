@@ -27,6 +27,33 @@ FAULTS: list[Fault] = [
         new="return build(self.params)",
         told="torch's ZeRO-1: state 2.00 S",
     ),
+    # Gradients averaged in bfloat16.
+    Fault(
+        lab="18_masters",
+        old="self.gradient.float()",
+        new="self.gradient",
+        told="masters in float32, 2 ranks, step",
+    ),
+    Fault(
+        lab="18_masters",
+        old="            self.part[own] = shard.detach()  # rounded\n",
+        new="            pass\n",
+        told="parameters should be the rounded masters",
+    ),
+    Fault(
+        lab="18_restart",
+        old="        padded[: len(whole)] = whole\n",
+        new="        padded[len(padded) - len(whole) :] = whole\n",
+        told="restarted Zero1",
+        ranks=3,
+    ),
+    Fault(
+        lab="18_restart",
+        old="    sharded.load_state_dict(saved)\n",
+        new="",
+        told="restarted torch's class",
+        ranks=3,
+    ),
     Fault(
         lab="18_faults",
         old="Silent(net.parameters()",
@@ -62,7 +89,7 @@ FAULTS: list[Fault] = [
             lab="18_zero_1",
             old="if [p.data_ptr() for p in self.params] != self.addresses",
             new="if False",
-            told="Zero1 was to refuse",
+            told="Zero1 should have refused",
         ),
         Fault(lab="18_zero_1", old="ReduceOp.AVG", new="ReduceOp.SUM", told="ZeRO-1, SGD with momentum, 2"),
         run="18_by_hand",

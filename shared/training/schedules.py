@@ -112,17 +112,24 @@ def _missing_of(stage: int, number: int, seen: set[Action]) -> str:
     return ""
 
 
-def simulate(schedule: Schedule, micro_batches: int, seconds: dict[str, float] | None = None) -> Simulation:
+def simulate(
+    schedule: Schedule,
+    micro_batches: int,
+    seconds: dict[str, float] | None = None,
+    slower: dict[int, float] | None = None,
+) -> Simulation:
     """Do each rank's actions in order, each as soon as what it needs is there.
 
     Args:
         seconds: of each kind of action for 1 / ranks of the model; ``SECONDS`` by default.
+        slower: {stage: how many times as long its actions take}; 1 for stages that it does not name.
 
     Raises:
         CourseError: something is missing or done twice, a rank does things in an order that cannot be, or
             ranks wait for each other for ever.
     """
     seconds = seconds or SECONDS
+    slower = slower or {}
     assert_complete(schedule, micro_batches)
     stages = stages_of(schedule)
     ranks = len(schedule)
@@ -143,7 +150,7 @@ def simulate(schedule: Schedule, micro_batches: int, seconds: dict[str, float] |
                 if any(earlier not in done for earlier in needed):
                     break
                 start = max([free[rank], *(done[earlier] for earlier in needed)])
-                end = start + seconds[kind] * share
+                end = start + seconds[kind] * share * slower.get(stage, 1.0)
                 spans.append(Span(rank, COMPUTE, name_of(action), start, end))
                 done[(INPUT if kind == BACKWARD else kind, stage, number)] = end
                 free[rank] = end

@@ -1,0 +1,133 @@
+"""ZeRO-1 for bfloat16: masters in float32, reduced in float32, equal one process; what is kept and sent.
+
+Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_masters.py
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.comm.record import record
+from shared.runtime.errors import CourseError
+from shared.runtime.group import Group, process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.results import record_results
+from shared.runtime.run import run
+from shared.training.data import batch, load_images, shareable
+from shared.training.parity import assert_equal
+
+from lab_18_zero_1 import Zero1
+from lesson_18.proof_by_hand import OPTIMIZERS, backward, build_model
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 3
+    batch: int = 100  # images, or some more
+    tolerance: float = 1e-6  # float32
+    slack: float = 0.01  # padding, as a fraction
+
+
+class WithMasters(Zero1):
+    """ZeRO-1 for parameters in bfloat16: the optimizer steps a copy of this rank's part in float32.
+
+    Gradients are added up over the ranks in float32: bfloat16 keeps 8 bits of a sum.
+    """
+
+    def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):
+        super().__init__(params, build, group)
+        self.shards = [nn.Parameter(shard.detach().float()) for shard in self.shards]
+        self.optimizer = build(self.shards)
+        self.share_state()
+
+    def average_gradient(self) -> torch.Tensor:
+        wide = self.gradient.float()
+        mean = wide.new_empty(len(self.part))
+        dist.reduce_scatter_tensor(mean, wide, op=dist.ReduceOp.AVG, group=self.group)
+        return mean.float()
+
+    def gather_parameters(self) -> None:
+        for shard, own in zip(self.shards, self.ranges, strict=True):
+            self.part[own] = shard.detach()  # rounded
+        super().gather_parameters()
+
+
+class OneProcess:
+    """The same in one process: bfloat16 for forward and backward, masters in float32, each rank's share."""
+
+    def __init__(self, build: Callable, group: Group) -> None:
+        self.net = build_model(group, torch.bfloat16)
+        self.params = [p for p in self.net.parameters() if p.requires_grad]
+        self.masters = [nn.Parameter(p.detach().float()) for p in self.params]
+        self.optimizer = build(self.masters)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+        for rank in range(n):
+            self.net.zero_grad()
+            backward(self.net, x[rank::n], y[rank::n])
+            for master, p in zip(self.masters, self.params, strict=True):
+                master.grad += p.grad.float()
+        for master in self.masters:
+            master.grad /= n
+        self.optimizer.step()
+        with torch.no_grad():
+            for master, p in zip(self.masters, self.params, strict=True):
+                p.copy_(master)
+
+
+def prove(n: int, members: dist.ProcessGroup, x, y, cfg: Config, group: Group) -> dict[str, float]:
+    """Train on the first ``n`` ranks and in one process; bytes per trainable parameter on this rank."""
+    alone = OneProcess(OPTIMIZERS["Adam"], group)
+    net = build_model(group, torch.bfloat16)
+    ours = WithMasters(net.parameters(), OPTIMIZERS["Adam"], members)
+    numel = sum(p.numel() for p in ours.params)
+    for step in range(cfg.steps):
+        alone.step(x, y, n)
+        ours.zero_grad()
+        with record() as log:
+            backward(net, x[group.rank :: n], y[group.rank :: n])
+            ours.step()
+        (shard,) = ours.shards
+        masters = torch.cat([master.detach().flatten() for master in alone.masters])
+        expected = masters.split(len(ours.part))[group.rank]  # the last rank's part has padding, not a shard
+        assert_equal(f"masters in float32, {n} ranks, step {step}", shard, expected, cfg.tolerance)
+        if not torch.equal(ours.part[: len(shard)], shard.detach().bfloat16()):
+            raise CourseError("the parameters should be the rounded masters")
+    moments = [ours.state[shard][name] for name in ("exp_avg", "exp_avg_sq")]
+    counted = {
+        "parameters and gradients": (ours.flat.nbytes + ours.gradient.nbytes) / numel,
+        "state": sum(tensor.nbytes for tensor in (shard, *moments)) / numel,
+        "sent": log.by_rule() / numel,
+    }
+    formula = {"parameters and gradients": 4, "state": 12 / n, "sent": (4 + 2) * (n - 1) / n}
+    for what, expected in formula.items():
+        if abs(counted[what] - expected) > cfg.slack * max(expected, 1):
+            raise CourseError(f"{what}: {counted[what]:.2f} bytes per parameter, expected {expected:.2f}")
+    return counted
+
+
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60) as group:
+        x, y = batch(load_images("digits"), 0, shareable(cfg.batch, group.world_size), group.device)
+        x = x.bfloat16()
+        rows = {}
+        for n in range(1, group.world_size + 1):
+            members = dist.new_group(list(range(n)))
+            if group.rank < n:
+                rows[str(n)] = prove(n, members, x, y, cfg, group)
+        print_on_rank_0(f"masters in float32: equal to one process after each of {cfg.steps} steps")
+        if group.rank == 0:
+            for n, row in rows.items():
+                kept = f"{row['parameters and gradients']:.1f} + {row['state']:.1f}"
+                ddp = 8 * (int(n) - 1) / int(n)
+                print(f"{n} ranks: keeps {kept} bytes per parameter, sends {row['sent']:.1f}; DDP {ddp:.1f}")
+        record_results("18_masters", rows)
+
+
+if __name__ == "__main__":
+    run(main, Config())

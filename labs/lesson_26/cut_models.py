@@ -1,0 +1,109 @@
+"""Cases of models that are cut: stages that clip alone or keep outputs, a V that evaluates, a fused layer."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, ScheduleZBVZeroBubble
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from lesson_26.stage import ERROR, WRONG, Case, collector
+
+CASES: list[Case] = []
+case = collector(CASES)
+MICRO_BATCHES = 4
+
+
+@case(
+    WRONG,
+    says={0: r"^gradient 1\.0$", 1: r"^gradient 1\.0$"},
+    right=r"^gradient 0\.[68]$",
+    symptom="with a pipeline the loss, or the logged norm (grad_norm), differs between stages and depends on "
+    "their number",
+    did="called `clip_grad_norm_` on the parameters of a pipeline stage",
+    cause="each stage clips by its own norm; one below the limit is not clipped at all",
+    cure="add up the squares of all stages' norms, then `clip_grads_with_norm_`: `clip_stages` of lesson 16. "
+    "A tied weight counts once. With FSDP and TP, too: lesson 22",
+    lesson="16",
+)
+def stages_clip_alone(rank: int, cured: bool) -> str:
+    p = nn.Parameter(torch.zeros(1))
+    p.grad = torch.tensor([3.0 + rank])  # of the whole model: 5
+    norm = nn.utils.get_total_norm([p.grad])
+    if cured:
+        square = norm.square()
+        dist.all_reduce(square)
+        norm = square.sqrt()
+    nn.utils.clip_grads_with_norm_([p], 1.0, norm)
+    return f"gradient {p.grad.item():.1f}"
+
+
+@case(
+    WRONG,
+    says={1: "^4 outputs kept, 32,768 bytes$"},
+    right="^0 outputs kept, 0 bytes$",
+    symptom="the last rank of a pipeline runs out of memory first, although 1F1B holds one micro-batch there",
+    did="called `schedule.step(...)` without `return_outputs=False`",
+    cause="by default the last stage keeps the logits of all micro-batches until the next step, and returns "
+    "them once more",
+    cure="`return_outputs=False`, on all ranks; the loss comes back in `losses`",
+    lesson="16",
+)
+def outputs_of_all_micro_batches(rank: int, cured: bool) -> str:
+    model = nn.Linear(8, 8) if rank == 0 else nn.Linear(8, 256)
+    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda output, _: output.square().mean())
+    x = torch.ones(8 * MICRO_BATCHES, 8)
+    inputs = (x,) if rank == 0 else ()
+    target = {} if rank == 0 else {"target": x}
+    schedule.step(*inputs, **target, return_outputs=not cured)
+    kept = stage.output_chunks
+    return f"{len(kept)} outputs kept, {sum(output.nbytes for output in kept):,} bytes"
+
+
+@case(
+    ERROR,
+    says={1: "can't steal_bwd_input if this stage doesn't have backward"},
+    right="^evaluated$",
+    did="called `schedule.eval(...)` of `ScheduleZBVZeroBubble`, torch 2.15",
+    cause="in a V two neighbouring stages share a rank: torch passes on their gradient, and there is none",
+    cure="evaluate with a schedule that is no V, on stages laid out as a loop",
+    lesson="16",
+)
+def evaluation_of_a_v(rank: int, cured: bool) -> str:
+    numbers = (rank, 2 + rank) if cured else (rank, 3 - rank)
+    stages = [PipelineStage(nn.Linear(8, 8), number, 4, torch.device("cpu")) for number in numbers]
+    make: type[PipelineScheduleMulti] = ScheduleInterleaved1F1B if cured else ScheduleZBVZeroBubble
+    schedule = make(stages, MICRO_BATCHES, loss_fn=lambda output, _: output.square().mean())
+    x = torch.ones(MICRO_BATCHES, 8)
+    inputs = (x,) if 0 in numbers else ()
+    target = {"target": x} if 3 in numbers else {}
+    schedule.eval(*inputs, **target)
+    return "evaluated"
+
+
+@case(
+    WRONG,
+    says={0: r"^off by 1\.\d$"},
+    right="^equal$",
+    symptom="tensor parallelism trains without an error, but the first loss is not that of one process; a "
+    "pretrained model answers nonsense",
+    did="gave `ColwiseParallel` a fused layer: one matrix for query, key and value, or for gate and up",
+    cause="it cuts across the projections: rank 0 gets all of the query, and half of the key",
+    cure="order its rows by rank first, [q0 k0 v0 q1 k1 v1], and undo that when saving: `lab_17_fused`; or "
+    "three layers in place of one",
+    lesson="17",
+)
+def fused_projection(rank: int, cured: bool) -> str:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 12, bias=False)  # query, key, value: 4 outputs each
+    x = torch.ones(1, 4)
+    expected = sum(layer(x).chunk(3, -1))
+    if cured:
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight.unflatten(0, (3, 2, 2)).transpose(0, 1).flatten(0, 2))
+    layer = parallelize_module(layer, init_device_mesh("cpu", (2,)), ColwiseParallel())
+    here = sum(layer(x).chunk(3, -1))  # this rank's half of q + k + v
+    off = (here - expected.chunk(2, -1)[rank]).abs().max().item()
+    return "equal" if off < 1e-6 else f"off by {off:.1f}"
