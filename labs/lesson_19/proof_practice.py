@@ -3,6 +3,8 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_practice.py
 """
 
+import copy
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +20,12 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
+from shared.training.flops import MatmulFlops
 from shared.training.models import BlockNet
-from shared.training.parity import assert_all_equal, gradients
+from shared.training.parity import assert_all_equal, assert_equal, gradients
 from shared.training.storages import StorageRecorder
 
+import lab_19_torch as script
 from lesson_19.sharding import shard_units
 
 
@@ -34,7 +38,7 @@ class Config:
 
 
 class Net(BlockNet):
-    """Recomputes the activations of its blocks in backward, if it is ``checkpointed``."""
+    """Recomputes the activations of its blocks in the backward pass, if it is ``checkpointed``."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ def accumulation(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     more = between[False] - between[True]
     if abs(more - (1 - 1 / group.world_size)) > 0.1:
         raise CourseError(
-            f"whole gradients were to take 1 S in place of 1/N S; the difference is {more:.2f} S"
+            f"whole gradients should take 1 S in place of 1/N S; the difference is {more:.2f} S"
         )
 
 
@@ -133,6 +137,52 @@ def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]
     return peaks
 
 
+class PlainBlock(script.Block):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return self.compute(x, table)
+
+
+class CheckpointedBlock(script.Block):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.compute, x, table, use_reentrant=False)
+
+
+def selective(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """What the script's GPT holds, computes and sends: nothing is recomputed, everything, or no product."""
+    seen: dict[str, dict] = {}
+    kinds = {"nothing": PlainBlock, "all": CheckpointedBlock, "all but products": script.Block}
+    for recomputed, kind in kinds.items():
+        torch.manual_seed(cfg.seed)
+        model = script.GPT().to(group.device, torch.float64)
+        for block in model.blocks:
+            block.__class__ = kind
+        shard_units(model, mesh)
+        tokens = script.own_rows(group.device, rows=128)
+        held = StorageRecorder([*model.parameters(), tokens])
+        with record() as log, held as memory, MatmulFlops() as flops:
+            loss = script.loss_of(model, tokens)
+            activations = memory.bytes_alive()
+            loss.backward()
+        gradient = model.tokens.weight.grad.full_tensor()
+        products = flops.total / seen["nothing"]["flops"] if seen else 1.0
+        seen[recomputed] = {
+            "flops": flops.total,
+            "held": activations,
+            "calls": log.counts(),
+            "gradient": gradient,
+        }
+        print_on_rank_0(
+            f"GPT, recomputed is {recomputed}: {activations / 1e6:.1f} MB wait for the backward pass; "
+            f"{products:.2f} times the products, {len(log.calls)} calls"
+        )
+    plain, full, some = seen.values()
+    for other in (full, some):
+        assert_equal("GPT, recomputed: gradient", other["gradient"], plain["gradient"], cfg.tolerance)
+        assert other["calls"] == plain["calls"], seen
+    if not (full["held"] < some["held"] < 0.8 * plain["held"] and some["flops"] == plain["flops"]):
+        raise CourseError(f"selective checkpointing should save memory and repeat no product: {seen}")
+
+
 def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     """``model.forward(x)`` calls no hooks, so nobody gathers."""
     x, _ = own_batch(cfg, group)
@@ -144,7 +194,7 @@ def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
             raise
         print_on_rank_0("model.forward(x): got mixed torch.Tensor and DTensor")
     else:
-        raise CourseError("model.forward(x) was to fail")
+        raise CourseError("model.forward(x) should have failed")
     register_fsdp_forward_method(model, "embed")
     torch.testing.assert_close(model.embed(x), new_net(cfg, group).embed(x), rtol=0, atol=cfg.tolerance)
     print_on_rank_0("model.embed(x), registered as a forward method: equal to one process")
@@ -203,16 +253,21 @@ def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
 
 
 def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
-    """Each block is compiled, then made a unit: FSDP's hooks stay outside of its graph."""
-    x, y = own_batch(cfg, group)
-    model = new_net(cfg, group)
-    for index, block in enumerate(model.blocks):
+    """The order of the script: a block checkpoints inside, is compiled, then becomes a unit."""
+    torch.manual_seed(cfg.seed)
+    alone = script.GPT().to(group.device, torch.float64)
+    model = copy.deepcopy(alone)
+    tokens = torch.cat([script.own_rows(group.device, rows=4) for _ in range(group.world_size)])
+    torch._dynamo.reset()
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of selective checkpointing
+    for block in model.blocks:
         # fullgraph: an error in place of a graph in pieces. A script leaves the backend as it is.
-        model.blocks[index] = torch.compile(block, backend="eager", fullgraph=True)
+        block.compile(backend="eager", fullgraph=True)
     shard_units(model, mesh)
-    F.cross_entropy(model(x), y).backward()
-    gathered = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
-    assert_all_equal("compiled", gathered, reference(cfg, group), cfg.tolerance)
+    script.loss_of(model, tokens.chunk(group.world_size)[group.rank]).backward()
+    script.loss_of(alone, tokens).backward()
+    expected = [(f"{name} gradient", gradient) for name, gradient in gradients(alone)]
+    assert_all_equal("compiled", whole(model), expected, cfg.tolerance)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     if graphs < 1:
         raise CourseError("nothing was compiled")
@@ -224,6 +279,7 @@ def main(cfg: Config) -> None:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         accumulation(mesh, group, cfg)
         activations(mesh, group, cfg)
+        selective(mesh, group, cfg)
         around_the_hooks(mesh, group, cfg)
         lora(mesh, group, cfg)
         compiled(mesh, group, cfg)
