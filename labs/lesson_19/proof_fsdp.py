@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -146,6 +146,25 @@ def hsdp(data: Images, size: int, everything: int, cfg: Config) -> None:
     )
 
 
+def backward_in_pairs(group: Group) -> None:
+    """``reshard_after_forward=2``: after the forward pass a pair of ranks holds the unit together."""
+    mesh = init_device_mesh(group.device.type, (group.world_size,))
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)]).to(group.device)
+    for layer in model:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=2)
+    fully_shard(model, mesh=mesh)
+    with record() as log:
+        model(torch.ones(2, 16, device=group.device)).sum().backward()
+    gathers = [len(call.ranks) for call in log.of("all_gather")]
+    reduces = {len(call.ranks) for call in log.of("reduce_scatter")}
+    if gathers != 3 * [group.world_size] + 3 * [2] or reduces != {group.world_size}:
+        raise CourseError(f"gathers among {gathers} ranks, reduces among {reduces}")
+    print_on_rank_0(
+        f"reshard_after_forward=2: the forward pass gathers among {gathers[0]} ranks, the backward pass "
+        f"among 2; gradients are reduced among {group.world_size}"
+    )
+
+
 def one_step(alone: script.GPT, optimizer: torch.optim.Optimizer, parts: list[torch.Tensor]) -> float:
     """What a step of the script means, in one process; returns the norm of the gradient before clipping.
 
@@ -203,6 +222,7 @@ def main(cfg: Config) -> None:
         print_on_rank_0(f"{group.world_size} ranks: all equal one process; bytes per rank: {sizes}")
         if group.world_size % 2 == 0 and group.world_size > 2:
             hsdp(data, size, kept["ddp"], cfg)
+            backward_in_pairs(group)
         the_script(group, cfg)
 
 

@@ -1,4 +1,4 @@
-"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile.
+"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile, other arguments, Muon.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_practice.py
 """
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
@@ -259,7 +260,7 @@ def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     model = copy.deepcopy(alone)
     tokens = torch.cat([script.own_rows(group.device, rows=4) for _ in range(group.world_size)])
     torch._dynamo.reset()
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of selective checkpointing
+    logging.getLogger("torch._higher_order_ops").setLevel(logging.ERROR)  # a note on selective checkpointing
     for block in model.blocks:
         # fullgraph: an error in place of a graph in pieces. A script leaves the backend as it is.
         block.compile(backend="eager", fullgraph=True)
@@ -274,6 +275,56 @@ def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     print_on_rank_0(f"torch.compile, then fully_shard: {graphs} graph for all blocks, equal to one process")
 
 
+def other_arguments(mesh: DeviceMesh, group: Group) -> None:
+    """A parameter that no unit takes, and one that is cut along its columns."""
+    layer = nn.Linear(8, 4, device=group.device)
+    fully_shard(
+        layer,
+        mesh=mesh,
+        ignored_params={layer.bias},
+        shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None,
+    )
+    own = torch.full((2, 8), float(group.rank), device=group.device)
+    layer(own).sum().backward()
+    shape = tuple(layer.weight.to_local().shape)
+    assert shape == (4, -(-8 // group.world_size)) or group.world_size > 4, shape
+    assert not isinstance(layer.bias, DTensor)
+    print_on_rank_0(
+        f"shard_placement_fn: of {tuple(layer.weight.shape)} rank 0 has {shape}; "
+        "ignored_params: the bias is a plain tensor, whose gradient nobody reduces"
+    )
+
+
+def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
+    """What Muon makes of a whole gradient, here exactly: all singular values become 1."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+def muon(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """An optimizer of whole matrices. On DTensors torch's gathers for each product; on shards it is wrong."""
+    torch.manual_seed(cfg.seed)
+    alone = nn.Linear(16, 16, bias=False).to(group.device)
+    model = fully_shard(copy.deepcopy(alone), mesh=mesh)
+    x = torch.randn(8 * group.world_size, 16).to(group.device)
+    alone(x).square().mean().backward()
+    model(x.chunk(group.world_size)[group.rank]).square().mean().backward()
+    own = model.weight.grad.to_local()
+    rows = orthogonalized(alone.weight.grad).chunk(group.world_size)[group.rank]
+    off = ((orthogonalized(own) - rows).norm() / rows.norm()).item()
+    for each in (alone, model):
+        optimizer = torch.optim.Muon(each.parameters(), lr=0.1)
+        with record() as log:
+            optimizer.step()
+    error = (model.weight.full_tensor() - alone.weight).abs().max().item()
+    if error > 0.01 or off < 0.3:  # it computes in bfloat16
+        raise CourseError(f"Muon: on DTensors off by {error:.4f}, on local rows by {off:.2f}")
+    print_on_rank_0(
+        f"Muon on DTensors: as one process but for bfloat16, {log.count('all_gather')} all-gathers for a "
+        "matrix; on each rank's rows alone it is another step"
+    )
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
@@ -283,6 +334,8 @@ def main(cfg: Config) -> None:
         around_the_hooks(mesh, group, cfg)
         lora(mesh, group, cfg)
         compiled(mesh, group, cfg)
+        other_arguments(mesh, group)
+        muon(mesh, group, cfg)
 
 
 if __name__ == "__main__":
