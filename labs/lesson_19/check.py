@@ -40,7 +40,7 @@ class Watched(nn.Linear):
         for p in self.parameters():
             if p.requires_grad:
                 if p.untyped_storage().nbytes() < p.nbytes:
-                    raise Wrong("in forward, a parameter has no memory: unshard it before")
+                    raise Wrong("in the forward pass a parameter has no memory: unshard it before")
                 self.used[p.untyped_storage()] = None
         output = super().forward(x)
         if output.requires_grad:
@@ -51,7 +51,7 @@ class Watched(nn.Linear):
         """Computing with a storage that was emptied would crash this process."""
         if any(storage.nbytes() == 0 for storage in self.used):
             raise Wrong(
-                "backward has reached a layer, and the storage that it used in forward is still empty; "
+                "the backward pass has reached a layer whose storage of the forward pass is still empty; "
                 "autograd points there: fill the same storage again"
             )
 

@@ -81,7 +81,7 @@ def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def stored(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the storages behind ``tensors``, each once. Of a DTensor only this rank's part lies there."""
+    """Bytes of the storages behind ``tensors``, each once. Of a DTensor only this rank's part is there."""
     storages = [(t.to_local() if isinstance(t, DTensor) else t).untyped_storage() for t in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

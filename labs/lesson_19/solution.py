@@ -111,7 +111,7 @@ class ShardedUnit:
 
     ``shard``, (length,), is this rank's part, for the optimizer, with a memory of its own. All trainable
     parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn:
-    ``whole``. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
+    ``whole``. Calls in a step: an all-gather in each pass, and a reduce-scatter.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -126,7 +126,7 @@ def check_loss(truth: dict, group: Group, cfg: Config) -> str:
         over_ranks("load")
     except ParityError as error:
         return str(error).split(" by ")[0]
-    raise CourseError("with the load of own tokens, the balance loss was to differ")
+    raise CourseError("with the load of own tokens, the balance loss should differ")
 
 
 def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:

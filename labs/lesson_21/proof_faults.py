@@ -88,15 +88,15 @@ def own_tokens(group: Group, cfg: Config) -> torch.Tensor:
 
 def what_happens(layer: nn.Module, x: torch.Tensor) -> str:
     """In which pass this rank waits until the time-out, or which error it gets."""
-    passes = "forward"
+    passes = "the forward pass"
     try:
         y = layer(x)
-        passes = "backward"
+        passes = "the backward pass"
         y.square().sum().backward()
     except RuntimeError as error:
         text = str(error).splitlines()[0]
         return f"waits in {passes}" if waited_in_vain(text) else text
-    return "goes on"
+    return "returns"
 
 
 def on_each_rank(layer: nn.Module, x: torch.Tensor) -> str:
@@ -238,7 +238,7 @@ def recomputed(group: Group, cfg: Config, again: Callable, selective: bool) -> s
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy_of)
     with record() as log:
         said = what_happens(partial(checkpoint, layer, use_reentrant=False, **options), x)
-    if said == "goes on":
+    if said == "returns":
         right = torch.allclose(x.grad, expected, rtol=0, atol=1e-12)
         said = f"{'right' if right else 'wrong'} gradients, {log.count('all_to_all')} all-to-alls"
     return "; ".join(f"rank {rank}: {told}" for rank, told in enumerate(gather_on_rank_0(said)))
@@ -338,13 +338,13 @@ CALLS: dict[str, tuple[Callable[[Group, Config], str], str]] = {
         no_tokens_no_rows,
         "of a rank: {5}; each parameter has a gradient: True",
     ),
-    "leaves early without tokens": (leaves_early, "rank 0: waits in forward; rank 1: goes on"),
-    "a fresh tensor without rows": (fresh_tensor, "rank 0: waits in backward; rank 1: goes on"),
-    "counts not swapped in backward": (counts_not_swapped, "rank 0: Split sizes"),
+    "returns early without tokens": (leaves_early, "rank 0: waits in the forward pass; rank 1: returns"),
+    "a fresh tensor without rows": (fresh_tensor, "rank 0: waits in the backward pass; rank 1: returns"),
+    "counts not swapped in the backward pass": (counts_not_swapped, "rank 0: Split sizes"),
     "left as arrived": (left_as_arrived, "equal to one process: True; as they arrived: False"),
     "recomputed, the choice falls on other tokens": (chooses_other_tokens, "rank 0: wrong gradients, 8"),
     "recomputed, a bias has moved": (bias_moved_in_forward, "Recomputed values for the following tensors"),
-    "recomputed, rank 0 alone chooses again": (chooses_again_on_rank_0, "rank 1: waits in backward"),
+    "recomputed, rank 0 alone chooses again": (chooses_again_on_rank_0, "rank 1: waits in the backward pass"),
     "recomputed, choice and exchanges saved": (choice_saved, "rank 0: right gradients, 6 all-to-alls"),
     "no prefetch lists": (no_prefetch_lists, "gathered before the counts: 0 of 3; with lists: 3"),
 }

@@ -73,7 +73,7 @@ def groups_along(name: str, sizes: Sizes) -> torch.Tensor:
 
 
 def leaving(groups: torch.Tensor, block: int) -> float:
-    """The share of groups whose members do not all lie in one block of so many consecutive GPUs."""
+    """The share of groups whose members are not all in one block of so many consecutive GPUs."""
     blocks = groups // block
     return (blocks.amin(1) != blocks.amax(1)).double().mean().item()
 

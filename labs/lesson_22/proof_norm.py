@@ -1,4 +1,4 @@
-"""The norm of a gradient that lies on many ranks: right over FSDP x TP and over PP, and ways to get it wrong.
+"""The norm of a gradient that many ranks hold: right over FSDP x TP and over PP, and ways to get it wrong.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_22/proof_norm.py
 """
