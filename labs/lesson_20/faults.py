@@ -94,7 +94,7 @@ FAULTS: list[Fault] = [
             lab="20_ways",
             old="checkpoint(block, q.requires_grad_(), use_reentrant=False)",
             new="block(q.requires_grad_())",
-            told="ring, checkpointed: a rank sends",
+            told="bytes, expected 196,608",
         ),
         ranks=4,
     ),
