@@ -19,13 +19,14 @@ class Unit:
 
     Args:
         module: returns one tensor. It must not share parameters with a module outside, nor contain another
-            unit. A backward that reaches it must use all of its trainable parameters.
+            unit. A backward pass that reaches it must use all of its trainable parameters.
         compute_dtype: of what is gathered and computed with, and of floating-point inputs, such as
             ``torch.bfloat16``. Shards and the reduction of gradients stay in the parameters' own dtype.
             Frozen parameters are not sharded, and are cast for good.
 
-    Outside of forward and backward the module's parameters are this rank's shards: one-dimensional, some
-    maybe empty, with the mean of the gradients in ``.grad``. So build the optimizer afterwards, from
+    A parameter in no unit, such as a forgotten head, is not reduced: each rank would train its own copy.
+    Outside of the forward and backward pass the module's parameters are this rank's shards: one-dimensional,
+    some maybe empty, with the mean of the gradients in ``.grad``. So build the optimizer afterwards, from
     ``model.parameters()``; ``full()`` gathers the whole values. Within, they are views of ``unsharded``,
     (N * length,): all of them one behind the other, then zeros up to a multiple of N. Its storage is emptied
     and filled again, but stays the same: autograd's saved tensors point there. See arXiv 2304.11277.
@@ -71,7 +72,7 @@ class Unit:
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def own_parts(self, shard: torch.Tensor) -> list[torch.Tensor]:
-        """What of each parameter lies in this rank's ``shard``, maybe nothing."""
+        """What of each parameter is in this rank's ``shard``, maybe nothing."""
         parts = []
         start = -self.rank * len(shard)  # of a parameter, counted from where the shard begins
         for p in self.params:
@@ -130,7 +131,7 @@ class Unit:
             if shard.grad is None:
                 shard.grad = part
             else:
-                shard.grad += part  # another backward since the last step
+                shard.grad += part  # another backward pass since the last step
 
     def full(self) -> list[torch.Tensor]:
         """Copies of the whole parameters, as precise as the shards. All ranks must call it."""

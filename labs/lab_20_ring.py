@@ -1,4 +1,4 @@
-"""Ring attention: one sequence lies on all ranks, and keys and values go round, forward and backward.
+"""Ring attention: one sequence is divided over all ranks; keys and values go round, forward and backward.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_20_ring.py
 Written by:  notebooks/20_context_parallel.ipynb (edit it there)
@@ -35,7 +35,9 @@ def part_of(whole: Tensor, dim: int, group: Group = None, zigzag: bool = True) -
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if whole.shape[dim] % (2 * ranks):
-        raise ValueError(f"{whole.shape[dim]} positions cannot be cut into {2 * ranks} equal chunks")
+        raise ValueError(
+            f"{whole.shape[dim]} positions cannot be cut into {2 * ranks} equal chunks: pad them"
+        )
     chunks = whole.detach().chunk(2 * ranks, dim)
     return torch.cat([chunks[number] for number in chunks_of(rank, ranks, zigzag)], dim)
 
@@ -273,6 +275,8 @@ def ring_attention(
     ``k`` and ``v`` may have fewer heads than ``q``, if these divide its heads. ``documents``: (length,), the
     number of the document at each position of the whole sequence; no query sees another document.
     """
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: copy some of them")
     return RingAttention.apply(q, k, v, group, zigzag, documents)
 
 

@@ -5,11 +5,13 @@ Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 """
 
 import math
+import warnings
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DistributedSampler
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
@@ -43,6 +45,16 @@ def members(rank: int, sizes: Sizes, names: Iterable[str]) -> list[int]:
 def random_numbers(seed: int) -> list[float]:
     """What a dropout would draw."""
     return torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def equal_shards(mesh: DeviceMesh) -> bool:
+    """Whether DTensor's random values are the same in each shard, when all ranks have the same seed."""
+    torch.manual_seed(0)
+    weight = distribute_tensor(torch.empty(mesh.size(), 4, device=mesh.device_type), mesh, [Shard(0)])
+    with warnings.catch_warnings(action="ignore"):  # DTensor warns once that a mesh of CPUs has no support
+        torch.nn.init.normal_(weight)
+    rows = weight.full_tensor()
+    return all(torch.equal(row, rows[0]) for row in rows)
 
 
 def main() -> None:
@@ -83,9 +95,12 @@ def main() -> None:
         assert alike == (other["position"] == place), "parts: each rank draws its own numbers"
     read = [row for other in mine["groups"]["dp"] for row in everyone[other]["rows"]]
     assert sorted(read) == list(batch), "along dp, each row is read once"
+    repeated = equal_shards(both)
+    assert repeated == (device.type == "cpu"), "on a CPU shards are equal, on GPUs they differ"
     if rank == 0:
         for number, report in enumerate(everyone):
             print(f"[rank {number}] {report['position']}, groups {report['groups']}, rows {report['rows']}")
+        print(f"DTensor, the same seed on all ranks: each rank draws the same shard: {repeated}")
     dist.barrier()
     dist.destroy_process_group()
 

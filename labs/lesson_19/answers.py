@@ -2,9 +2,74 @@
 
 from tests.planted import Right, Wrong, solved
 
-AFTER_FORWARD = solved("19_sharded_unit", "after_forward")
+AFTER_FORWARD = solved("19_sharded", "after_forward")
+
+LOAD = """
+set_model_state_dict(model, first, options=options)
+"""
 
 ANSWERS = [
+    Wrong(
+        what="Leaves the script as it is: DDP.",
+        below="""
+        def prepare(build):
+            model = nn.parallel.DistributedDataParallel(build())
+            return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+        """,
+        told="has built the whole model",
+    ),
+    Wrong(
+        what="Forgets the root.",
+        old="    fully_shard(model)\n",
+        new="",
+        told="is in no unit: each rank would train a copy of its own",
+    ),
+    Wrong(
+        what="Makes the root the only unit.",
+        old="fully_shard(block)",
+        new="pass",
+        told="block 0 is no unit",
+    ),
+    Wrong(
+        what="Each rank loads the shard of a model of its own.",
+        old=LOAD,
+        new="""
+        with torch.no_grad():
+            for p in model.parameters():
+                nn.init.normal_(p.to_local())
+        """,
+        told="does not begin with the values of rank 0",
+    ),
+    Wrong(
+        what="Leaves the buffers as to_empty made them.",
+        old="    model.fill_buffers()\n",
+        new="    model.table.fill_(0)\n",
+        told="the table of positions has other values",
+    ),
+    Wrong(
+        what="Reduces in each micro-batch, as no_sync() does nothing here.",
+        old="        model.set_requires_gradient_sync(last)\n",
+        new="",
+        told="only the last micro-batch sends gradients",
+    ),
+    Wrong(
+        what="Each rank evaluates its own batches, and rank 0 has one more.",
+        old="range(int(most))",
+        new="range(len(batches))",
+        told="stuck: it waited",
+    ),
+    Wrong(
+        what="Counts the batches that only keep the ranks together.",
+        old="if number < len(batches):",
+        new="if True:",
+        told="evaluate returns",
+    ),
+    Wrong(
+        what="Rank 0 writes what it has.",
+        old="whole = get_model_state_dict(model, options=options)",
+        new="whole = model.state_dict()",
+        told="the file has only rank 0's shard",
+    ),
     Wrong(
         what="Its shard is a view, which keeps the whole alive.",
         old="self.whole.chunk(self.ranks)[dist.get_rank()].clone()",
@@ -116,6 +181,11 @@ ANSWERS = [
         old="mean /= self.ranks",
         new="mean /= 2",
         told="step 0, unit 0: gradient of the shard: differs by",
+    ),
+    Right(
+        what="Only the script: the second half is not started.",
+        old=solved("19_sharded", "after_forward"),
+        new="raise NotImplementedError",
     ),
     Right(
         what="Its shard is a plain tensor.",

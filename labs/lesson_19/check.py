@@ -2,12 +2,21 @@
 
 import copy
 import gc
+import tempfile
+from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.record import CommRecord, record
 from shared.comm.same_calls import DifferentCalls, SameCalls
 from shared.runtime.errors import ParityError
 from shared.runtime.exercises import Wrong, check_exercise
@@ -16,6 +25,8 @@ from shared.training.parity import assert_equal
 
 TOLERANCE = 1e-12  # float64
 STEPS = 3
+PARTS = 2  # micro-batches
+VOCABULARY, WIDTH, BLOCKS, LENGTH = 12, 12, 2, 6
 
 
 class Watched(nn.Linear):
@@ -29,7 +40,7 @@ class Watched(nn.Linear):
         for p in self.parameters():
             if p.requires_grad:
                 if p.untyped_storage().nbytes() < p.nbytes:
-                    raise Wrong("in forward, a parameter has no memory: unshard it before")
+                    raise Wrong("in the forward pass a parameter has no memory: unshard it before")
                 self.used[p.untyped_storage()] = None
         output = super().forward(x)
         if output.requires_grad:
@@ -40,7 +51,7 @@ class Watched(nn.Linear):
         """Computing with a storage that was emptied would crash this process."""
         if any(storage.nbytes() == 0 for storage in self.used):
             raise Wrong(
-                "backward has reached a layer, and the storage that it used in forward is still empty; "
+                "the backward pass has reached a layer whose storage of the forward pass is still empty; "
                 "autograd points there: fill the same storage again"
             )
 
@@ -221,11 +232,174 @@ def look_at_calls(step: int, made: list[str], units: int) -> None:
     )
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self.qkv(self.norm(x)) * table).chunk(3, dim=-1)
+        return x + self.down(F.scaled_dot_product_attention(q, k, v, is_causal=True).tanh())
+
+
+class GPT(nn.Module):
+    """The head is the embedding; the table of positions is in no state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        self.register_buffer("table", torch.empty(LENGTH, 1), persistent=False)
+        self.fill_buffers()
+
+    def fill_buffers(self) -> None:
+        self.table.copy_(1 + torch.arange(LENGTH).view(-1, 1) / LENGTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, self.table)
+        return self.head(x)
+
+
+def rows_of(seed: int, group: Group) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (2, LENGTH + 1), generator=generator).to(group.device)
+
+
+def check_layout(model: nn.Module, first: dict, group: Group) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise Wrong("prepare still returns DDP, so each rank keeps the whole model")
+    for name, p in model.named_parameters():
+        if not isinstance(p, DTensor):
+            raise Wrong(
+                f"{name} is in no unit: each rank would train a copy of its own; shard the model, too"
+            )
+        most = -(-len(p) // group.world_size)
+        if len(p.to_local()) > most:
+            raise Wrong(
+                f"a rank keeps {len(p.to_local())} of {len(p)} rows of {name}, expected at most {most}"
+            )
+    for number, block in enumerate(model.blocks):
+        if not isinstance(block, FSDPModule):
+            raise Wrong(f"block {number} is no unit, so the whole model is gathered at once")
+    for name, p in model.named_parameters():
+        if not torch.equal(p.full_tensor(), first[name]):
+            raise Wrong(f"{name} does not begin with the values of rank 0, on all ranks")
+    if not torch.equal(model.table, GPT().table.to(group.device, torch.float64)):
+        raise Wrong("the table of positions has other values: it is in no state dict, so fill it again")
+
+
+def in_float64() -> GPT:
+    return GPT().double()
+
+
+class Builds:
+    """``build`` of the exercise, which notes who builds the whole, and its first values."""
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.first: dict[str, torch.Tensor] = {}
+
+    def __call__(self) -> GPT:
+        model = in_float64()
+        if not model.tokens.weight.is_meta:
+            self.whole += 1
+            self.first = {name: p.detach().clone() for name, p in model.named_parameters()}
+        return model
+
+
+def check_script(answer: ModuleType, group: Group, folder: Path) -> str:
+    """The script in FSDP2 beside one process: start, layout, calls, steps, evaluation, file."""
+    torch.manual_seed(100 + group.rank)  # each rank would build another model
+    build = Builds()
+    model, optimizer = answer.prepare(build)
+    if group.rank > 0 and build.whole:
+        raise Wrong("a rank other than 0 has built the whole model: build it on the meta device there")
+    alone = in_float64().to(group.device)
+    if group.rank == 0 and build.first:
+        with torch.no_grad():
+            for name, p in alone.named_parameters():
+                p.copy_(build.first[name])
+    broadcast_from_rank_0(alone.parameters())
+    check_layout(model, {name: p.detach() for name, p in alone.named_parameters()}, group)
+    plain = torch.optim.AdamW(alone.parameters(), lr=0.01, eps=1e-4)
+    for step in range(STEPS):
+        seeds = [[100 * step + 10 * rank + part for part in range(PARTS)] for rank in range(group.world_size)]
+        plain.zero_grad()
+        for seed in sum(seeds, []):
+            loss = answer.loss_of(alone, rows_of(seed, group))
+            (loss / (PARTS * group.world_size)).backward()
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+        plain.step()
+        with record() as log:
+            answer.train_step(model, optimizer, [rows_of(seed, group) for seed in seeds[group.rank]])
+        check_calls(step, log)
+        for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+            compare(f"step {step}", name, p.full_tensor().detach(), q.detach())
+    check_evaluation(answer, model, alone, group)
+    check_file(answer, model, alone, group, folder / "model.pt")
+    return f"the script trains as one process with 1/{group.world_size} of the model on each rank"
+
+
+def check_calls(step: int, log: CommRecord) -> None:
+    """One reduce-scatter for each unit in a step, and no whole gradient in an all-reduce."""
+    units = BLOCKS + 1
+    reduced = log.count("reduce_scatter")
+    if reduced != units:
+        raise Wrong(
+            f"step {step}: {reduced} reduce-scatters in {PARTS} micro-batches, expected {units}, "
+            "one for each unit: only the last micro-batch sends gradients"
+        )
+    most = PARTS * (2 * units - 1)
+    if log.count("all_gather") > most:
+        raise Wrong(f"step {step}: {log.count('all_gather')} all-gathers, at most {most} are needed")
+
+
+def check_evaluation(answer: ModuleType, model: nn.Module, alone: nn.Module, group: Group) -> None:
+    """Rank 0 has one batch more than the others."""
+    seeds = [[1000 + 10 * rank + n for n in range(2 + (rank == 0))] for rank in range(group.world_size)]
+    with torch.no_grad():
+        losses = [answer.loss_of(alone, rows_of(seed, group)).item() for seed in sum(seeds, [])]
+    found = answer.evaluate(model, [rows_of(seed, group) for seed in seeds[group.rank]])
+    expected = sum(losses) / len(losses)
+    if abs(found - expected) > 1e-9:
+        raise Wrong(f"evaluate returns {found:.6f}, the mean loss of all batches is {expected:.6f}")
+
+
+def check_file(answer: ModuleType, model: nn.Module, alone: nn.Module, group: Group, path: Path) -> None:
+    answer.save(model, path)
+    dist.barrier()
+    if group.rank > 0:
+        return
+    saved = torch.load(path, weights_only=False)
+    expected = alone.state_dict()
+    if set(saved) != set(expected):
+        raise Wrong(f"the file has {sorted(saved)[:2]}..., expected {sorted(expected)[:2]}...")
+    for name, value in saved.items():
+        if isinstance(value, DTensor):
+            raise Wrong(f"the file has only rank 0's shard of {name}: all ranks gather, rank 0 writes")
+        compare("the file", name, value.to(group.device), expected[name])
+
+
 def verify(answer: ModuleType, group: Group) -> str:
-    counts = train(answer, group)
+    with tempfile.TemporaryDirectory() as folder:
+        of_script = check_script(answer, group, Path(folder))
+    dist.barrier()
+    try:
+        counts = train(answer, group)
+    except NotImplementedError:
+        return f"{of_script}. Well done. The second half, ShardedUnit, is not started."
     made = ", ".join(f"{number} x {call}" for call, number in counts.items())
-    return f"{STEPS} steps of 3 units equal to one process, nothing whole between; in each {made}. Well done."
+    return (
+        f"{of_script}; and {STEPS} steps of 3 units equal to one process, nothing whole between; in each "
+        f"{made}. Well done."
+    )
 
 
 if __name__ == "__main__":
-    check_exercise("19_sharded_unit", verify, ranks=3)
+    check_exercise("19_sharded", verify, ranks=3)

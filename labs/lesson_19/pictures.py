@@ -31,9 +31,9 @@ def life_of_units(units: list[str], kinds: tuple[str, ...], moments: list[dict])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=10)
     figures.show(
         figure,
-        "A lane for each of four units, over the moments of a step. Each always holds its shard. In forward "
-        "one after the other is whole for a moment; in backward in reverse order, with a whole gradient, of "
-        "which a shard stays.",
+        "A lane for each of four units, over the moments of a step. Each always holds its shard. In the "
+        "forward pass one after the other is whole for a moment; in the backward pass in reverse order, with "
+        "a whole gradient, of which a shard stays.",
     )
 
 

@@ -80,7 +80,7 @@ def tied_weights(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         if "is shared with a parameter already managed by another FSDP group" not in str(error):
             raise
     else:
-        raise CourseError("two units for one tied weight were to be refused")
+        raise CourseError("two units for one tied weight should be refused")
     model = shard(new_model(group, cfg), mesh)
     alone = new_model(group, cfg)
     loss_of(model, group).backward()
@@ -107,7 +107,7 @@ def buffers(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         after = loss_of(model, group)
         expected = loss_of(new_model(group, cfg), group)
     if not before.isnan():
-        raise CourseError("the table was to be without values")
+        raise CourseError("the table should be without values")
     assert_equal("after fill_table: loss", after, expected, cfg.tolerance)
     print_on_rank_0("a buffer that no state dict has: the loss is nan; filled again: as one process")
 
@@ -135,7 +135,7 @@ def moving_average(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         assert_equal("moving average", whole, truth, cfg.tolerance)
     guessed = DTensor.from_local(averages[0], mesh, model.tokens.weight.placements).shape[0]
     if guessed == 41:
-        raise CourseError("from_local alone was to guess a wrong shape")
+        raise CourseError("from_local alone should guess a wrong shape")
     print_on_rank_0(
         f"moving average by shards: equals one process; from_local alone takes 41 rows for {guessed}"
     )

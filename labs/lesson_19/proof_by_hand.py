@@ -111,7 +111,7 @@ def expect(error: type[Exception], says: str, call: Callable[[], object]) -> Non
         if says not in str(raised):
             raise
     else:
-        raise CourseError(f"a unit was to say: {says}")
+        raise CourseError(f"a unit should have said: {says}")
 
 
 def what_a_unit_refuses(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Around FSDP: who makes ranks equal, when to build the optimizer, the norm of gradients, bytes by dtype.
+"""Around FSDP: equal ranks, layers outside every unit, the optimizer, the norm, bytes by dtype.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_details.py
 """
@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -61,6 +62,49 @@ def starts(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     print_on_rank_0("different starts: shard r of the sharded weight is from rank r's model, for each r")
 
 
+def outside_every_unit(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
+    """Blocks are units, and nothing else is: first and last layer stay plain tensors, nobody reduces them."""
+    model = net(group, cfg.seed)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    by_hand = net(group, cfg.seed)
+    for block in by_hand.blocks:
+        Unit(block)
+    whole = shard_units(net(group, cfg.seed), mesh)
+    differ: dict[str, list[str]] = {}
+    for name, trained in (("fully_shard", model), ("Unit", by_hand), ("with the root", whole)):
+        optimizer = torch.optim.SGD(trained.parameters(), 0.2)
+        losses = []
+        for _ in range(cfg.steps):
+            optimizer.zero_grad()
+            losses.append(backward(trained, group, cfg))
+            optimizer.step()
+        differ[name] = differing_layers(trained, group)
+        if losses[-1] > 0.9 * losses[0]:
+            raise CourseError(f"{name}: the loss should fall as if nothing were wrong: {losses}")
+        layers = " and ".join(differ[name]) or "no layer"
+        print_on_rank_0(f"a loss that falls, {name}: ranks have other values of {layers}")
+    if differ != {"fully_shard": ["first", "last"], "Unit": ["first", "last"], "with the root": []}:
+        raise CourseError(f"layers outside every unit should differ, and no others: {differ}")
+    plain = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
+    assert plain == ["first.weight", "first.bias", "last.weight", "last.bias"], plain
+
+
+def differing_layers(model: nn.Module, group: Group) -> list[str]:
+    """Of the two layers around the blocks: which are not the same on all ranks."""
+    names = []
+    for name in ("first", "last"):
+        weight = getattr(model, name).weight.detach()
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        of_rank_0 = weight.clone()
+        torch.distributed.broadcast(of_rank_0, src=0)
+        same = torch.tensor(float(torch.equal(weight, of_rank_0)), device=group.device)
+        torch.distributed.all_reduce(same)
+        if same < group.world_size:
+            names.append(name)
+    return names
+
+
 def early_optimizer(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     """The same training with the optimizer built before and after fully_shard, which makes new parameters."""
     losses: dict[str, list[float]] = {}
@@ -102,7 +146,7 @@ def clipping(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     print_on_rank_0(f"norm of the gradient: {expected:.4f}, as in one process")
     print_in_rank_order(f"norm of this rank's shards: {local:.4f}")
     if not (cfg.max_norm < local < 0.999 * expected):
-        raise CourseError("each rank's norm was to be above the limit and below the whole")
+        raise CourseError("each rank's norm should be above the limit and below the whole")
     assert_equal("left over", left, torch.full_like(left, group.world_size**0.5 * cfg.max_norm), 1e-4)
     print_on_rank_0(f"clipped to {cfg.max_norm} by each rank for itself: the norm is {left:.4f}")
 
@@ -148,6 +192,7 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         starts(group, mesh, cfg)
+        outside_every_unit(group, mesh, cfg)
         early_optimizer(group, mesh, cfg)
         clipping(group, mesh, cfg)
         precision(group, mesh, cfg)

@@ -1,8 +1,10 @@
-"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile.
+"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile, other arguments, Muon.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_practice.py
 """
 
+import copy
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
@@ -18,10 +21,12 @@ from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
+from shared.training.flops import MatmulFlops
 from shared.training.models import BlockNet
-from shared.training.parity import assert_all_equal, gradients
+from shared.training.parity import assert_all_equal, assert_equal, gradients
 from shared.training.storages import StorageRecorder
 
+import lab_19_torch as script
 from lesson_19.sharding import shard_units
 
 
@@ -34,7 +39,7 @@ class Config:
 
 
 class Net(BlockNet):
-    """Recomputes the activations of its blocks in backward, if it is ``checkpointed``."""
+    """Recomputes the activations of its blocks in the backward pass, if it is ``checkpointed``."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
@@ -105,7 +110,7 @@ def accumulation(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     more = between[False] - between[True]
     if abs(more - (1 - 1 / group.world_size)) > 0.1:
         raise CourseError(
-            f"whole gradients were to take 1 S in place of 1/N S; the difference is {more:.2f} S"
+            f"whole gradients should take 1 S in place of 1/N S; the difference is {more:.2f} S"
         )
 
 
@@ -133,6 +138,52 @@ def activations(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]
     return peaks
 
 
+class PlainBlock(script.Block):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return self.compute(x, table)
+
+
+class CheckpointedBlock(script.Block):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.compute, x, table, use_reentrant=False)
+
+
+def selective(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """What the script's GPT holds, computes and sends: nothing is recomputed, everything, or no product."""
+    seen: dict[str, dict] = {}
+    kinds = {"nothing": PlainBlock, "all": CheckpointedBlock, "all but products": script.Block}
+    for recomputed, kind in kinds.items():
+        torch.manual_seed(cfg.seed)
+        model = script.GPT().to(group.device, torch.float64)
+        for block in model.blocks:
+            block.__class__ = kind
+        shard_units(model, mesh)
+        tokens = script.own_rows(group.device, rows=128)
+        held = StorageRecorder([*model.parameters(), tokens])
+        with record() as log, held as memory, MatmulFlops() as flops:
+            loss = script.loss_of(model, tokens)
+            activations = memory.bytes_alive()
+            loss.backward()
+        gradient = model.tokens.weight.grad.full_tensor()
+        products = flops.total / seen["nothing"]["flops"] if seen else 1.0
+        seen[recomputed] = {
+            "flops": flops.total,
+            "held": activations,
+            "calls": log.counts(),
+            "gradient": gradient,
+        }
+        print_on_rank_0(
+            f"GPT, recomputed is {recomputed}: {activations / 1e6:.1f} MB wait for the backward pass; "
+            f"{products:.2f} times the products, {len(log.calls)} calls"
+        )
+    plain, full, some = seen.values()
+    for other in (full, some):
+        assert_equal("GPT, recomputed: gradient", other["gradient"], plain["gradient"], cfg.tolerance)
+        assert other["calls"] == plain["calls"], seen
+    if not (full["held"] < some["held"] < 0.8 * plain["held"] and some["flops"] == plain["flops"]):
+        raise CourseError(f"selective checkpointing should save memory and repeat no product: {seen}")
+
+
 def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     """``model.forward(x)`` calls no hooks, so nobody gathers."""
     x, _ = own_batch(cfg, group)
@@ -144,7 +195,7 @@ def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
             raise
         print_on_rank_0("model.forward(x): got mixed torch.Tensor and DTensor")
     else:
-        raise CourseError("model.forward(x) was to fail")
+        raise CourseError("model.forward(x) should have failed")
     register_fsdp_forward_method(model, "embed")
     torch.testing.assert_close(model.embed(x), new_net(cfg, group).embed(x), rtol=0, atol=cfg.tolerance)
     print_on_rank_0("model.embed(x), registered as a forward method: equal to one process")
@@ -203,20 +254,75 @@ def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
 
 
 def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
-    """Each block is compiled, then made a unit: FSDP's hooks stay outside of its graph."""
-    x, y = own_batch(cfg, group)
-    model = new_net(cfg, group)
-    for index, block in enumerate(model.blocks):
+    """The order of the script: a block checkpoints inside, is compiled, then becomes a unit."""
+    torch.manual_seed(cfg.seed)
+    alone = script.GPT().to(group.device, torch.float64)
+    model = copy.deepcopy(alone)
+    tokens = torch.cat([script.own_rows(group.device, rows=4) for _ in range(group.world_size)])
+    torch._dynamo.reset()
+    logging.getLogger("torch._higher_order_ops").setLevel(logging.ERROR)  # a note on selective checkpointing
+    for block in model.blocks:
         # fullgraph: an error in place of a graph in pieces. A script leaves the backend as it is.
-        model.blocks[index] = torch.compile(block, backend="eager", fullgraph=True)
+        block.compile(backend="eager", fullgraph=True)
     shard_units(model, mesh)
-    F.cross_entropy(model(x), y).backward()
-    gathered = [(name.replace("_orig_mod.", ""), gradient) for name, gradient in whole(model)]
-    assert_all_equal("compiled", gathered, reference(cfg, group), cfg.tolerance)
+    script.loss_of(model, tokens.chunk(group.world_size)[group.rank]).backward()
+    script.loss_of(alone, tokens).backward()
+    expected = [(f"{name} gradient", gradient) for name, gradient in gradients(alone)]
+    assert_all_equal("compiled", whole(model), expected, cfg.tolerance)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     if graphs < 1:
         raise CourseError("nothing was compiled")
     print_on_rank_0(f"torch.compile, then fully_shard: {graphs} graph for all blocks, equal to one process")
+
+
+def other_arguments(mesh: DeviceMesh, group: Group) -> None:
+    """A parameter that no unit takes, and one that is cut along its columns."""
+    layer = nn.Linear(8, 4, device=group.device)
+    fully_shard(
+        layer,
+        mesh=mesh,
+        ignored_params={layer.bias},
+        shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None,
+    )
+    own = torch.full((2, 8), float(group.rank), device=group.device)
+    layer(own).sum().backward()
+    shape = tuple(layer.weight.to_local().shape)
+    assert shape == (4, -(-8 // group.world_size)) or group.world_size > 4, shape
+    assert not isinstance(layer.bias, DTensor)
+    print_on_rank_0(
+        f"shard_placement_fn: of {tuple(layer.weight.shape)} rank 0 has {shape}; "
+        "ignored_params: the bias is a plain tensor, whose gradient nobody reduces"
+    )
+
+
+def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
+    """What Muon makes of a whole gradient, here exactly: all singular values become 1."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+def muon(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """An optimizer of whole matrices. On DTensors torch's gathers for each product; on shards it is wrong."""
+    torch.manual_seed(cfg.seed)
+    alone = nn.Linear(16, 16, bias=False).to(group.device)
+    model = fully_shard(copy.deepcopy(alone), mesh=mesh)
+    x = torch.randn(8 * group.world_size, 16).to(group.device)
+    alone(x).square().mean().backward()
+    model(x.chunk(group.world_size)[group.rank]).square().mean().backward()
+    own = model.weight.grad.to_local()
+    rows = orthogonalized(alone.weight.grad).chunk(group.world_size)[group.rank]
+    off = ((orthogonalized(own) - rows).norm() / rows.norm()).item()
+    for each in (alone, model):
+        optimizer = torch.optim.Muon(each.parameters(), lr=0.1)
+        with record() as log:
+            optimizer.step()
+    error = (model.weight.full_tensor() - alone.weight).abs().max().item()
+    if error > 0.01 or off < 0.3:  # it computes in bfloat16
+        raise CourseError(f"Muon: on DTensors off by {error:.4f}, on local rows by {off:.2f}")
+    print_on_rank_0(
+        f"Muon on DTensors: as one process but for bfloat16, {log.count('all_gather')} all-gathers for a "
+        "matrix; on each rank's rows alone it is another step"
+    )
 
 
 def main(cfg: Config) -> None:
@@ -224,9 +330,12 @@ def main(cfg: Config) -> None:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
         accumulation(mesh, group, cfg)
         activations(mesh, group, cfg)
+        selective(mesh, group, cfg)
         around_the_hooks(mesh, group, cfg)
         lora(mesh, group, cfg)
         compiled(mesh, group, cfg)
+        other_arguments(mesh, group)
+        muon(mesh, group, cfg)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def measure(model: nn.Module, group: Group, cfg: Config) -> dict[str, float]:
 
 
 def check_traffic(name: str, row: dict, gathered: int, reduced: int, group: Group, cfg: Config) -> None:
-    """An all-gather and a reduce-scatter of B bytes each send (N - 1) / N * B; gloo reduces twice as many."""
+    """An all-gather and a reduce-scatter of B bytes each send (N - 1) / N * B; gloo sends two to reduce."""
     part = (group.world_size - 1) / group.world_size
     expected = {"by_rule": part * (gathered + reduced), "wire": part * (gathered + 2 * reduced)}
     if group.backend != "gloo" or row["wire"] == 0:

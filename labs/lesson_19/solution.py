@@ -1,8 +1,106 @@
-"""Exercise 19: a sharded unit, with its backward."""
+"""Exercise 19: a DDP script becomes FSDP2. Then, if you like, a sharded unit with its backward."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+
+
+def prepare(build: Callable[[], nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model that ``build`` makes, ready to train, and its optimizer.
+
+    All ranks begin with the values of rank 0. Each block of ``model.blocks`` is a unit, and a rank keeps a
+    shard of every parameter. ``model.fill_buffers()`` computes the buffers that are in no state dict. On the
+    meta device ``build`` takes no memory; only rank 0 may build the whole, and not on its GPU.
+    """
+    # solution: begin
+    device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+    with torch.device("meta"):
+        model = build()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    model.to_empty(device=device)
+    model.fill_buffers()
+    first = build().state_dict() if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, first, options=options)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+    # solution: found
+    # raise NotImplementedError  # your turn: remove this line, and turn the script into FSDP2
+    # model = nn.parallel.DistributedDataParallel(build())
+    # return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+    # solution: end
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Given: the mean over the next tokens of these rows."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[torch.Tensor]) -> None:
+    """A step over micro-batches of the same size. Gradients travel once, in the last of them."""
+    optimizer.zero_grad()
+    for number, tokens in enumerate(parts):
+        last = number == len(parts) - 1
+        # solution: begin
+        model.set_requires_gradient_sync(last)
+        (loss_of(model, tokens) / len(parts)).backward()
+        # solution: found
+        # model.require_backward_grad_sync = last  # what no_sync() does
+        # (loss_of(model, tokens) / len(parts)).backward()
+        # solution: end
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: list[torch.Tensor]) -> float:
+    """The mean loss of all ranks' batches, on every rank. A rank may have more ``batches`` than another."""
+    # solution: begin
+    numbers = torch.tensor(len(batches))
+    most = numbers.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(numbers)
+    total = torch.zeros((), dtype=torch.float64)
+    for number in range(int(most)):
+        loss = loss_of(model, batches[min(number, len(batches) - 1)])  # each forward pass gathers
+        if number < len(batches):
+            total += loss
+    dist.all_reduce(total)
+    return (total / numbers).item()
+    # solution: found
+    # numbers = torch.tensor(len(batches))
+    # total = torch.zeros((), dtype=torch.float64)
+    # for batch in batches:
+    #     total += loss_of(model.module, batch)
+    # dist.all_reduce(numbers)
+    # dist.all_reduce(total)
+    # return (total / numbers).item()
+    # solution: end
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Rank 0 writes the whole model's state dict, with the names that ``build``'s model has."""
+    # solution: begin
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        torch.save(whole, path)
+    # solution: found
+    # if dist.get_rank() == 0:
+    #     torch.save(model.module.state_dict(), path)
+    # solution: end
 
 
 class ShardedUnit:
@@ -13,7 +111,7 @@ class ShardedUnit:
 
     ``shard``, (length,), is this rank's part, for the optimizer, with a memory of its own. All trainable
     parameters, one behind the other and followed by zeros up to N * length, are the N shards in turn:
-    ``whole``. Calls in a step: an all-gather in forward, one in backward, a reduce-scatter.
+    ``whole``. Calls in a step: an all-gather in each pass, and a reduce-scatter.
     """
 
     def __init__(self, module: nn.Module) -> None:

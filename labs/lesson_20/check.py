@@ -173,7 +173,7 @@ def check_messages(what: str, log: CommRecord, launched: list, most: int) -> Non
 
 
 class Sequence:
-    """The whole sequence, on each rank, and what lies where."""
+    """The whole sequence, on each rank, and what is where."""
 
     def __init__(self, group: Group) -> None:
         self.rank, self.ranks = group.rank, group.world_size

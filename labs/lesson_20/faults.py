@@ -83,4 +83,19 @@ FAULTS: list[Fault] = [
         ),
         run="20_ways",
     ),
+    *group_of(
+        Fault(
+            lab="20_ways",
+            old="        return of_server.chunk(inner_size, -2)[dist.get_rank(inner)].clone()\n",
+            new="        return of_server.chunk(inner_size, -2)[-1 - dist.get_rank(inner)].clone()\n",
+            told="Ulysses x ring: output",
+        ),
+        Fault(
+            lab="20_ways",
+            old="checkpoint(block, q.requires_grad_(), use_reentrant=False)",
+            new="block(q.requires_grad_())",
+            told="bytes, expected 196,608",
+        ),
+        ranks=4,
+    ),
 ]

@@ -57,7 +57,7 @@ def positions_from_0(here: Setting) -> str:
 
 
 def another_layout(here: Setting) -> str:
-    """Tokens and positions are cut as a zigzag; attention takes the parts to lie in order."""
+    """Tokens and positions are cut as a zigzag; attention takes the parts to be in order."""
     model = here.split()
     for block in model.blocks:
         block.attention.attend = lambda q, k, v: ring_attention(q, k, v, zigzag=False)

@@ -1,4 +1,4 @@
-"""A GPT whose sequence lies on all ranks trains as in one process: three ways, after each step.
+"""A GPT whose sequence is divided over all ranks trains as in one process: three ways, after each step.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_20/proof_gpt.py
 """
@@ -45,7 +45,7 @@ def gpt_config(ranks: int, cfg: Config) -> GPTConfig:
 
 
 class ContextTrial(Trial):
-    """Whole sequences. The first third of the labels is ignored, so ranks have unequally many labels.
+    """Whole sequences. The first third of the labels is ignored, so ranks have different numbers of labels.
 
     So it is in fine-tuning, where the question is not to be learned.
     """

@@ -1,4 +1,4 @@
-"""Ring, gathered keys and values, Ulysses: the same attention, with counted work, calls and bytes.
+"""Ring, gathered keys and values, Ulysses, and two of them: the same attention; work, calls and bytes.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_20/proof_ways.py
 """
@@ -9,6 +9,8 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
@@ -129,7 +131,7 @@ def ulysses_attention(
 ) -> torch.Tensor:
     """Attention to the whole sequence by 1/N of the heads. Jacobs et al., 2023, arXiv 2309.14509.
 
-    The parts of the sequence lie on the ranks in order: cut them by ``part_of(..., zigzag=False)``.
+    The parts of the sequence are placed on the ranks in order: cut them by ``part_of(..., zigzag=False)``.
 
     Raises:
         CourseError: N does not divide the heads.
@@ -141,6 +143,19 @@ def ulysses_attention(
     chunks = list(range(2 * ranks))
     out = BlockAttention.apply(q, torch.stack([k, v]), chunks, chunks)
     return exchange(out, cut=-2, join=-3, group=group)
+
+
+def ulysses_ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, inner: dist.ProcessGroup, outer: dist.ProcessGroup
+) -> torch.Tensor:
+    """In two dimensions: heads are divided within ``inner``, a server, and a ring connects the servers.
+
+    The ranks of a server hold consecutive pieces of its two chunks of the zigzag. Fang and Zhao, 2024,
+    arXiv 2405.07719.
+    """
+    q, k, v = exchange(torch.stack([q, k, v]), cut=-3, join=-2, group=inner)
+    out = ring_attention(q, k, v, outer)
+    return exchange(out, cut=-2, join=-3, group=inner)
 
 
 @dataclass(frozen=True)
@@ -287,6 +302,63 @@ def compare(name: str, group: Group, cfg: Config) -> dict:
     return {"passes": passes, "blocks": work, "steps": steps, "part": parts[1].nbytes}
 
 
+def with_checkpointing(name: str, group: Group, cfg: Config) -> int:
+    """Bytes that a rank sends for attention in a block that is computed again in the backward pass."""
+    way, n = WAYS[name], group.world_size
+    shape = (3, cfg.batch, n, 2 * cfg.chunk, cfg.head_width)
+    q, k, v = torch.randn(shape, dtype=torch.float64, device=group.device)
+    gain = torch.ones(cfg.head_width, dtype=torch.float64, device=group.device, requires_grad=True)
+
+    def block(q: torch.Tensor) -> torch.Tensor:
+        return way.attend(q, k, v) * gain  # as the next layer does, it keeps what attention returned
+
+    k.requires_grad_()
+    v.requires_grad_()
+    with record() as log:
+        checkpoint(block, q.requires_grad_(), use_reentrant=False).sum().backward()
+    passes = expected_calls(name, n, k.nbytes)
+    expected = 2 * passes["forward"]["bytes"] + passes["backward"]["bytes"]
+    sent = round(log.by_rule())
+    if sent != expected:
+        raise CourseError(f"{name}, checkpointed: a rank sends {sent:,} bytes, expected {expected:,}")
+    return sent
+
+
+def two_dimensions(group: Group, cfg: Config) -> None:
+    """Ulysses within servers of two ranks, a ring between them: attention of one process, counted bytes."""
+    inner_size = 1 if group.world_size % 2 else 2
+    names = ("ring", "ulysses")
+    mesh = init_device_mesh(
+        group.device.type, (group.world_size // inner_size, inner_size), mesh_dim_names=names
+    )
+    outer, inner = (mesh.get_group(name) for name in names)
+    length = 4 * group.world_size * cfg.chunk
+    sequence = torch.randn(4, cfg.batch, 2 * inner_size, length, cfg.head_width, dtype=torch.float64)
+    sequence = sequence.to(group.device)
+    broadcast_from_rank_0([sequence])
+    *qkv, gradient = sequence
+
+    def own(whole: torch.Tensor) -> torch.Tensor:
+        of_server = part_of(whole, -2, outer)
+        return of_server.chunk(inner_size, -2)[dist.get_rank(inner)].clone()
+
+    parts = [own(tensor).requires_grad_() for tensor in qkv]
+    with record() as log:
+        out = ulysses_ring_attention(*parts, inner, outer)
+        out.backward(own(gradient))
+    found = [out, *(part.grad for part in parts)]
+    for what, ours, whole in zip(ring.NAMES, found, ring.attention_alone(qkv, gradient), strict=True):
+        assert_equal(f"Ulysses x ring: {what}", ours, own(whole), cfg.tolerance)
+    part, m = parts[1].nbytes, mesh.size(0)
+    expected = 8 * (inner_size - 1) * part // inner_size + 6 * (m - 1) * part
+    if round(log.by_rule()) != expected:
+        raise CourseError(f"Ulysses x ring: a rank sends {log.by_rule():,.0f} bytes, expected {expected:,}")
+    print_on_rank_0(
+        f"Ulysses {inner_size} x ring {m}: equal to one process, output and gradients of q, k and v; "
+        f"a rank sends {expected / part:g} C"
+    )
+
+
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Relative, over all numbers."""
     return ((found.double() - exact).norm() / exact.norm()).item()
@@ -332,7 +404,12 @@ def main(cfg: Config) -> None:
             ranks = gather_on_rank_0(results[name])
             if ranks:
                 tell(name, ranks)
-        print_on_rank_0(f"the keys of one rank have {results['ring']['part']:,} bytes")
+        part = results["ring"]["part"]
+        print_on_rank_0(f"the keys of one rank have {part:,} bytes")
+        for name in ("ring", "gather", "Ulysses"):
+            sent = with_checkpointing(name, group, cfg)
+            print_on_rank_0(f"{name}, checkpointed: a rank sends {sent:,} bytes, {sent / part:g} C")
+        two_dimensions(group, cfg)
         for what, (ours, theirs) in in_bfloat16(group, cfg).items():
             print_on_rank_0(f"bfloat16: {what} is off by {ours:.3f}; torch's in one process by {theirs:.3f}")
         record_results("20_ways", results)

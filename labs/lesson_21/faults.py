@@ -52,13 +52,13 @@ FAULTS: list[Fault] = [
         lab="21_balance",
         old="sign()\n",
         new="sign().neg()\n",
-        told="the load was to become more even by both ways",
+        told="the load should become more even by both ways",
     ),
     Fault(
         lab="21_balance",
         old="torch.optim.Adam(layer.parameters(), lr=cfg.lr)",
         new="torch.optim.SGD(layer.parameters(), lr=0.3)",
-        told="balance was not to cost the task so much",
+        told="balance should not cost the task so much",
     ),
     Fault(
         lab="21_fsdp",
@@ -97,5 +97,11 @@ FAULTS: list[Fault] = [
         old="        for p in model.parameters():\n            dist.all_reduce(p.grad)\n",
         new="        ep.reduce_gradients(model, dist.group.WORLD)\n",
         told="'parity: equal' is not what this lab shows",
+    ),
+    Fault(
+        lab="21_faults",
+        old="CheckpointPolicy.MUST_SAVE if operation in SAVED else",
+        new="CheckpointPolicy.MUST_SAVE if False else",
+        told="' is not what this lab shows",
     ),
 ]

@@ -15,7 +15,7 @@ def routes(before: list, arrived: list, sorted_there: list) -> None:
         figure,
         "Three charts of squares, a line for each rank. On the left each rank has eight tokens of one "
         "pattern, sorted by expert. In the middle each rank has the tokens of its two experts, from all "
-        "ranks, unequally many. On the right they are sorted by expert, so that patterns mix.",
+        "ranks, in different numbers. On the right they are sorted by expert, so that patterns mix.",
     )
 
 

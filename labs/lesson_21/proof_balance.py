@@ -126,7 +126,7 @@ def check_loss(truth: dict, group: Group, cfg: Config) -> str:
         over_ranks("load")
     except ParityError as error:
         return str(error).split(" by ")[0]
-    raise CourseError("with the load of own tokens, the balance loss was to differ")
+    raise CourseError("with the load of own tokens, the balance loss should differ")
 
 
 def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:
@@ -185,9 +185,9 @@ def main(cfg: Config) -> None:
                 f"loss {losses[way]:.2f}"
             )
         if ratios["nothing"] < cfg.better * max(ratios["balance loss"], ratios["bias"]):
-            raise CourseError(f"the load was to become more even by both ways: {ratios}")
+            raise CourseError(f"the load should become more even by both ways: {ratios}")
         if max(losses.values()) > cfg.dearer * losses["nothing"]:
-            raise CourseError(f"balance was not to cost the task so much: {losses}")
+            raise CourseError(f"balance should not cost the task so much: {losses}")
         record_results("21_balance", results)
 
 

@@ -65,7 +65,7 @@ class WithCapacity(nn.Module):
 
 
 class PaddedMoE(ExpertParallelMoE):
-    """Each rank sends each expert a box of ``capacity`` rows, full or not. GShard, 2020, arXiv 2006.16668.
+    """Each rank sends each expert a buffer of ``capacity`` rows, full or not. GShard, 2020, arXiv 2006.16668.
 
     All shapes are known beforehand: no counts, no uneven exchange, no loop over experts, and the host never
     waits for a number of the device.
@@ -161,7 +161,7 @@ def check_parity(whole: MoE, x: torch.Tensor, factor: float, group: Group, cfg: 
     for name, gradient in ours.items():
         assert_equal(f"{where}: gradient of {name}", gradient, expected[name], 100 * cfg.tolerance)
     if dropped and torch.allclose(at_once, torch.cat(pieces)):
-        raise CourseError(f"{where}: one process that takes all tokens at once was to drop others")
+        raise CourseError(f"{where}: one process that takes all tokens at once should drop others")
     return result
 
 

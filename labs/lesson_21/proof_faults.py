@@ -3,13 +3,16 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_21/proof_faults.py
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.record import record
@@ -21,8 +24,8 @@ from shared.training.gpt import GPT
 from shared.training.one_process import Step
 from shared.training.parity import assert_same_on_every_rank
 
-from lab_21_fsdp import Block, shard
-from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, exchange
+from lab_21_fsdp import Block, exchange_rows, shard
+from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, Router, exchange
 from lesson_21 import proof_gpt as ep
 
 
@@ -85,15 +88,15 @@ def own_tokens(group: Group, cfg: Config) -> torch.Tensor:
 
 def what_happens(layer: nn.Module, x: torch.Tensor) -> str:
     """In which pass this rank waits until the time-out, or which error it gets."""
-    passes = "forward"
+    passes = "the forward pass"
     try:
         y = layer(x)
-        passes = "backward"
+        passes = "the backward pass"
         y.square().sum().backward()
     except RuntimeError as error:
         text = str(error).splitlines()[0]
         return f"waits in {passes}" if waited_in_vain(text) else text
-    return "goes on"
+    return "returns"
 
 
 def on_each_rank(layer: nn.Module, x: torch.Tensor) -> str:
@@ -179,6 +182,84 @@ def no_prefetch_lists(group: Group, cfg: Config) -> str:
     return f"gathered before the counts: {gathered_before_counts(blocks, x)} of 3; with lists: {with_lists}"
 
 
+class ChoosesAgain(Router):
+    """Its second choice, in recomputation, is ``again`` of the first one."""
+
+    def __init__(self, whole: Router, again: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(whole.weight.shape[1], len(whole.weight), whole.k, whole.weight.dtype)
+        self.weight = whole.weight
+        self.again = again
+        self.calls = 0
+
+    def choose(self, probabilities: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        second = torch.tensor(self.calls > 1)  # the same operations in both: selective checkpointing counts
+        return torch.where(second, self.again(probabilities), probabilities).topk(self.k).indices
+
+
+def other_tokens(probabilities: torch.Tensor) -> torch.Tensor:
+    """Each expert gets the same number of rows, of other tokens."""
+    return probabilities.flip(0)
+
+
+def moved_bias(probabilities: torch.Tensor) -> torch.Tensor:
+    """The forward pass has moved a bias: the busiest experts are chosen less."""
+    return probabilities - 2 * probabilities.mean(0)
+
+
+def moved_on_rank_0(probabilities: torch.Tensor) -> torch.Tensor:
+    """On rank 0 some tokens change between its own two experts: the other ranks see no difference."""
+    order = probabilities.clone()
+    if dist.get_rank() == 0:
+        some = len(order) // 2
+        order[:some, :2] = order[:some, :2].flip(1)
+    return order
+
+
+SAVED = {torch.ops.aten.topk.default, torch.ops._c10d_functional.all_to_all_single.default}
+
+
+def policy_of(context, operation, *args, **kwargs) -> CheckpointPolicy:
+    """Selective checkpointing as in lesson 19: the choice is kept, and what has travelled."""
+    return CheckpointPolicy.MUST_SAVE if operation in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def recomputed(group: Group, cfg: Config, again: Callable, selective: bool) -> str:
+    """What a checkpointed layer does when its router chooses another time, beside the plain layer."""
+    whole = one_layer(group, cfg)
+    x = own_tokens(group, cfg)
+    ExpertParallelMoE(copy.deepcopy(whole))(x).square().sum().backward()
+    expected = x.grad.clone()
+    x.grad = None
+    layer = ExpertParallelMoE(whole, short_patience(cfg), exchange_rows)
+    layer.router = ChoosesAgain(whole.router, again)
+    options = {}
+    if selective:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy_of)
+    with record() as log:
+        said = what_happens(partial(checkpoint, layer, use_reentrant=False, **options), x)
+    if said == "returns":
+        right = torch.allclose(x.grad, expected, rtol=0, atol=1e-12)
+        said = f"{'right' if right else 'wrong'} gradients, {log.count('all_to_all')} all-to-alls"
+    return "; ".join(f"rank {rank}: {told}" for rank, told in enumerate(gather_on_rank_0(said)))
+
+
+def chooses_other_tokens(group: Group, cfg: Config) -> str:
+    return recomputed(group, cfg, other_tokens, selective=False)
+
+
+def bias_moved_in_forward(group: Group, cfg: Config) -> str:
+    return recomputed(group, cfg, moved_bias, selective=False)
+
+
+def chooses_again_on_rank_0(group: Group, cfg: Config) -> str:
+    return recomputed(group, cfg, moved_on_rank_0, selective=False)
+
+
+def choice_saved(group: Group, cfg: Config) -> str:
+    return recomputed(group, cfg, moved_bias, selective=True)
+
+
 class Training(ep.ExpertTrial):
     """A truth that all ranks have, how one process trains from it, and what parity says of the ranks."""
 
@@ -257,10 +338,14 @@ CALLS: dict[str, tuple[Callable[[Group, Config], str], str]] = {
         no_tokens_no_rows,
         "of a rank: {5}; each parameter has a gradient: True",
     ),
-    "leaves early without tokens": (leaves_early, "rank 0: waits in forward; rank 1: goes on"),
-    "a fresh tensor without rows": (fresh_tensor, "rank 0: waits in backward; rank 1: goes on"),
-    "counts not swapped in backward": (counts_not_swapped, "rank 0: Split sizes"),
+    "returns early without tokens": (leaves_early, "rank 0: waits in the forward pass; rank 1: returns"),
+    "a fresh tensor without rows": (fresh_tensor, "rank 0: waits in the backward pass; rank 1: returns"),
+    "counts not swapped in the backward pass": (counts_not_swapped, "rank 0: Split sizes"),
     "left as arrived": (left_as_arrived, "equal to one process: True; as they arrived: False"),
+    "recomputed, the choice falls on other tokens": (chooses_other_tokens, "rank 0: wrong gradients, 8"),
+    "recomputed, a bias has moved": (bias_moved_in_forward, "Recomputed values for the following tensors"),
+    "recomputed, rank 0 alone chooses again": (chooses_again_on_rank_0, "rank 1: waits in the backward pass"),
+    "recomputed, choice and exchanges saved": (choice_saved, "rank 0: right gradients, 6 all-to-alls"),
     "no prefetch lists": (no_prefetch_lists, "gathered before the counts: 0 of 3; with lists: 3"),
 }
 GRADIENTS: dict[str, tuple[Callable[[Training], str], str]] = {

@@ -47,7 +47,7 @@ class Config:
 
 
 def use_experts(model: GPT, experts: int, k: int = 2) -> GPT:
-    """Replace the MLP of each block by a ``MoE`` of as many MLPs; all of it in one process."""
+    """Replace the MLP of each block by a ``MoE`` of ``experts`` MLPs; all of it in one process."""
     cfg = model.cfg
     for block in model.blocks:
         block.mlp = MoE(cfg.width, 4 * cfg.width, experts, k, cfg.dtype)
@@ -211,7 +211,7 @@ def check_layer(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, dict[str
 
 
 def check_recomputed(layer: ExpertParallelMoE, x: torch.Tensor) -> int:
-    """All-to-alls of a layer that is computed again in backward: counts, dispatch, combine travel twice."""
+    """All-to-alls of a layer that is recomputed: counts, dispatch and combine travel twice."""
     with record() as log:
         checkpoint(layer, x.clone().requires_grad_(), use_reentrant=False).square().sum().backward()
     calls = log.count("all_to_all")

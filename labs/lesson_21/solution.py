@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class ExchangeRows(torch.autograd.Function):
-    """Each rank sends rows to each rank: (rows, width) to (rows, width), as many as arrive."""
+    """Each rank sends rows to each rank: (rows, width) to (rows, width) that arrive."""
 
     @staticmethod
     def forward(ctx, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:

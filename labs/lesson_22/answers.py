@@ -36,7 +36,7 @@ ANSWERS = [
         what="Multiplies by all ranks of the world.",
         old="dist.get_world_size(group)",
         new="dist.get_world_size()",
-        told="is 4 times that of one process",
+        told="is 4 times that of one process: FSDP divides by the ranks of its own mesh",
     ),
     Wrong(
         what="Counts the labels that are ignored, too.",
@@ -69,7 +69,7 @@ ANSWERS = [
         what="Shards over dp alone, as without CP.",
         old='joined = mesh["dp", "cp"]._flatten("dp_cp")\n',
         new='joined = mesh["dp"]\n',
-        told="shards lie over dp and cp together",
+        told="shard over dp and cp together",
     ),
     Wrong(
         what="Shards over all ranks, those along tp too.",
@@ -94,6 +94,33 @@ ANSWERS = [
         old="loss = loss.detach().clone()",
         new="loss = loss * 1",
         told="expected a 0-dim tensor without a graph",
+    ),
+    Wrong(
+        what="Gathers the whole batch, and computes all of it on each rank.",
+        below="""
+        def backward(model, tokens, labels, mesh):
+            group = mesh["dp", "cp"]._flatten("dp_cp").get_group()
+            whole = []
+            for part in (tokens, labels):
+                parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+                dist.all_gather(parts, part.contiguous(), group=group)
+                whole.append(torch.cat(parts))
+            logits = model(whole[0]).flatten(0, 1)
+            loss = F.cross_entropy(logits, whole[1].flatten(), ignore_index=IGNORED)
+            loss.backward()
+            return loss.detach()
+        """,
+        told="tokens on this rank, and its part has",
+    ),
+    Wrong(
+        what="Sends all of its labels to count them.",
+        old="dist.all_reduce(count, group=group)",
+        new="""
+        everyone = [torch.empty_like(labels) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyone, labels.contiguous(), group=group)
+        count = sum((part != IGNORED).sum() for part in everyone)
+        """,
+        told="all_gather calls, FSDP needs 5",
     ),
     Right(
         what="Sums over all ranks, copies in both the labels and the losses.",

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shared.comm.broadcast import broadcast_from_rank_0
+from shared.comm.record import CommRecord, record
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
@@ -20,6 +21,8 @@ STEPS = 2
 LR = 0.5
 ROWS, LENGTH, VOCABULARY, WIDTH = 12, 12, 12, 24
 IGNORED = -100
+FEW_BYTES = 64  # a count and a loss
+MOST_CALLS = {"all_gather": 3 + 2, "reduce_scatter": 3}  # of FSDP, for two blocks and the root
 Sizes = dict[str, int]
 
 
@@ -89,7 +92,7 @@ def check_shards(what: str, model: nn.Module, whole: dict, sizes: Sizes) -> None
         if len(p.to_local()) > most:
             raise Wrong(
                 f"{what}: a rank keeps {len(p.to_local())} of {rows} rows of {name}, expected are at most "
-                f"{most}: shards lie over dp and cp together"
+                f"{most}: shard over dp and cp together"
             )
         numbers = torch.tensor(p.to_local().numel(), device=p.device)
         dist.all_reduce(numbers)
@@ -123,6 +126,8 @@ def check_gradient(what: str, name: str, ours: torch.Tensor, truth: torch.Tensor
         reason = ": FSDP divides by the ranks of its mesh, too"
     elif abs(ratio - 1 / sizes["tp"]) < 1e-6:
         reason = ": ranks along tp have the same tokens, which count once"
+    elif abs(ratio - sizes["tp"]) < 1e-6:
+        reason = ": FSDP divides by the ranks of its own mesh, not by those along tp"
     raise Wrong(f"{what}: the gradient of {name} is {ratio:.3g} times that of one process{reason}")
 
 
@@ -133,9 +138,31 @@ def check_loss(what: str, found: torch.Tensor, truth: torch.Tensor, own: torch.T
         raise Wrong(f"{what}: backward returns {found!r}, expected a 0-dim tensor without a graph")
     if abs(found - truth).item() <= TOLERANCE:
         return
+    if found.isnan():
+        raise Wrong(f"{what}: the loss is nan; on some rank no label counts, so its own mean is 0 / 0")
     if abs(found.item() - sum(everyone) / group.world_size) < 1e-9:
-        raise Wrong(f"{what}: the loss is the mean of the ranks' means, and they have unequally many labels")
+        raise Wrong(
+            f"{what}: the loss is the mean of the ranks' means, and they have different numbers of labels"
+        )
     raise Wrong(f"{what}: the loss is {found.item():.6f}, that of one process is {truth.item():.6f}")
+
+
+def check_work(what: str, seen: list[int], part: torch.Tensor, log: CommRecord) -> None:
+    """That this rank computes its part alone, and that beside FSDP's own calls only two numbers travel."""
+    if sum(seen) != part.numel():
+        raise Wrong(
+            f"{what}: in backward the model computes {sum(seen)} tokens on this rank, and its part has "
+            f"{part.numel()}: the ranks share the work"
+        )
+    for call in log.calls:
+        if call.op not in MOST_CALLS and call.bytes > FEW_BYTES:
+            raise Wrong(
+                f"{what}: backward calls {call.op} with {call.bytes:,} bytes; beside FSDP's calls only a "
+                "count and a loss have to travel"
+            )
+    for op, most in MOST_CALLS.items():
+        if log.count(op) > most:
+            raise Wrong(f"{what}: backward makes {log.count(op)} {op} calls, FSDP needs {most}")
 
 
 def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
@@ -159,7 +186,12 @@ def check_mesh(answer: ModuleType, sizes: Sizes, group: Group) -> None:
         model.zero_grad()
         truth = mean_loss(alone, tokens, labels)
         truth.backward()
-        loss = answer.backward(model, *parts, mesh)
+        seen: list[int] = []
+        hook = model.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].numel()))
+        with record() as log:
+            loss = answer.backward(model, *parts, mesh)
+        hook.remove()
+        check_work(what, seen, parts[0], log)
         check_loss(what, loss, truth.detach(), own.detach(), group)
         for (name, p), (_, theirs) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
             if p.grad is None:

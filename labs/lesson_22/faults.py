@@ -7,7 +7,7 @@ FAULTS: list[Fault] = [
         lab="22_figure",
         old='FIGURE_5 = {"dp": 2, "pp": 2, "cp": 2, "tp": 2}',
         new='FIGURE_5 = {"tp": 2, "cp": 2, "pp": 2, "dp": 2}',
-        told="tp: GPU 0 is to be with GPU 1",
+        told="tp: GPU 0 should be with GPU 1",
         ranks=0,
     ),
     Fault(
@@ -33,6 +33,12 @@ FAULTS: list[Fault] = [
             told="rows: the same along tp, others along dp",
         ),
         Fault(
+            lab="22_mesh",
+            old="    torch.manual_seed(0)\n",
+            new="    torch.manual_seed(dist.get_rank())\n",
+            told="on a CPU shards are equal, on GPUs they differ",
+        ),
+        Fault(
             lab="22_load",
             old="norm = torch.stack(norms).norm()",
             new="norm = torch.stack(norms).sum()",
@@ -42,7 +48,7 @@ FAULTS: list[Fault] = [
             lab="22_norm",
             old='partial(fsdp_tp, data=("dp", "tp"))',
             new="fsdp_tp",
-            told="rows of its own for each rank were to give another loss",
+            told="rows of its own for each rank should give another loss",
         ),
         ranks=4,
     ),

@@ -117,7 +117,7 @@ def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optim
         split_layers(model, mesh["tp"])
     if mesh is not None and mesh["dp"].size() > 1:
         shard_units(model, mesh["dp"])
-    # Some parameters lie on dp x tp, others on dp alone: foreach, the default on GPUs, refuses the mix.
+    # Some parameters are on dp x tp, others on dp alone: foreach, the default on GPUs, refuses the mix.
     return torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps, foreach=False)
 
 
@@ -296,7 +296,7 @@ def main(cfg: Config) -> None:
         dist.all_gather_object(everyone, back)
         print_on_rank_0(f"parts saved as plain tensors under one name; what the ranks get back: {everyone}")
         if len({tuple(values) for values in everyone}) != 1:
-            raise CourseError(f"one part was to be kept and the others lost: {everyone}")
+            raise CourseError(f"one part should be kept and the others lost: {everyone}")
         record_results("22_load", {"layouts": [in_words(sizes) for sizes in others], "plain": back})
 
 

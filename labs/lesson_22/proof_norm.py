@@ -1,4 +1,4 @@
-"""The norm of a gradient that lies on many ranks: right over FSDP x TP and over PP, and ways to get it wrong.
+"""The norm of a gradient that many ranks hold: right over FSDP x TP and over PP, and ways to get it wrong.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_22/proof_norm.py
 """
@@ -85,7 +85,7 @@ def rows_of_their_own(truths: Truths, cfg: Config) -> str:
         assert_same_training(what, ours, alone, cfg.tolerance, row.part)
     except ParityError as error:
         return str(error).split(" by ")[0]
-    raise CourseError("rows of its own for each rank were to give another loss")
+    raise CourseError("rows of its own for each rank should give another loss")
 
 
 def torchs_clipping(group: Group, cfg: Config) -> str:

@@ -53,7 +53,7 @@ def finish_step(row: Row, loss: torch.Tensor) -> Step:
 def global_norm(row: Row, job: Job) -> torch.Tensor:
     """The norm of the whole gradient, from what each rank holds of it. Collective; taught in this lesson.
 
-    A number of the gradient may lie on several ranks. Each of them adds its square divided by the number of
+    An element of the gradient may be on several ranks. Each of them adds its square divided by the number of
     these ranks, so that the sum over all ranks has it once, however a strategy divides and repeats.
     """
     held = {name: local_of(gradient) for name, gradient in gradients_of(row).items()}

@@ -40,8 +40,9 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 def backward(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return the loss of the whole batch, the same on all ranks; leave its gradient in the model's shards.
 
-    The loss is the mean over all labels of the batch that are not ``IGNORED``. Ranks have unequally many of
-    these. The model looks at each position by itself, so no keys or values have to travel.
+    The loss is the mean over all labels of the batch that are not ``IGNORED``. Ranks have different
+    numbers of these. The model looks at each position by itself, so no keys or values have to travel: each
+    rank computes its own part, once, and beside FSDP's calls only a count and a loss travel.
 
     Args:
         model: sharded by ``shard``; makes logits, (rows, length, vocabulary).
