@@ -247,7 +247,11 @@ class Trainer:
         seconds = time.perf_counter() - self.since
         speed = (self.step - self.logged) * self.options.batch_size * self.options.length / seconds
         tflops = speed * self.sizes.flops_per_token(self.options.length) / self.ranks.size / 1e12
-        line = {"step": self.step, "loss": round(loss, 6), "lr": round(self.optimizer.param_groups[0]["lr"], 8)}
+        line = {
+            "step": self.step,
+            "loss": round(loss, 6),
+            "lr": round(self.optimizer.param_groups[0]["lr"], 8),
+        }
         line |= {"gradient_norm": round(self.gradient_norm.item(), 4), "seconds": round(seconds, 2)}
         line |= {"tokens/s": round(speed, 1), "tflops_per_rank": float(f"{tflops:.3g}")}
         line |= {"mfu": round(tflops / self.options.peak_tflops, 4)} if self.options.peak_tflops else {}

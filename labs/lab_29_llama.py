@@ -38,6 +38,8 @@ NAMES = {  # {field of Sizes: key of a config.json}
     "tied": "tie_word_embeddings",
 }
 
+ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
 
 class ModelError(Exception):
     """Its text says what does not fit."""
@@ -52,6 +54,7 @@ class Sizes:
     kv_heads: int = 2  # of keys and values; each serves heads / kv_heads heads of queries
     ffn: int = 176  # width inside the MLP
     theta: float = 10_000.0  # of the rotary positions
+    rope: tuple[float, ...] | None = None  # of Llama 3.1 and later: see ROPE
     eps: float = 1e-5
     tied: bool = False  # the output layer uses the embedding's weight
 
@@ -139,7 +142,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(sizes.width, sizes.eps)
 
     def forward(self, tokens: torch.Tensor, end: int | None) -> torch.Tensor:
-        """With ``end``, no token sees another document, and each document's positions begin at 0."""
+        """With ``end``, no token sees another document. Rotary positions are relative: they need no reset."""
         x = self.embed_tokens(tokens)
         places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = None
@@ -149,14 +152,21 @@ class Decoder(nn.Module):
             begins = torch.where(is_first, places, 0).cummax(1).values  # of the document of each token
             same = begins[:, None, :, None] == begins[:, None, None, :]
             mask = same & (places[:, None, :, None] >= places[:, None, None, :])
-            places = places - begins
-        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2, device=tokens.device)
-        frequencies = self.sizes.theta ** (-half * self.sizes.heads / self.sizes.width)
-        angles = (places[..., None] * frequencies).repeat(1, 1, 2)[:, None]
+        angles = (places[..., None] * self.frequencies(tokens.device)).repeat(1, 1, 2)[:, None]
         angles = angles.to(torch.promote_types(x.dtype, torch.float32))
         for layer in self.layers:
             x = layer(x, angles.cos(), angles.sin(), mask)
         return self.norm(x)
+
+    def frequencies(self, device: torch.device) -> torch.Tensor:
+        """Of the rotary positions, (head width / 2,); Llama 3.1 and later turn slow ones more slowly."""
+        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2, device=device)
+        found = self.sizes.theta ** (-half * self.sizes.heads / self.sizes.width)
+        if self.sizes.rope is None:
+            return found
+        factor, low, high, length = self.sizes.rope
+        kept = ((length * found / (2 * math.pi) - low) / (high - low)).clamp(0, 1)  # turns in the old length
+        return found * (kept + (1 - kept) / factor)
 
 
 class Llama(nn.Module):
@@ -216,12 +226,13 @@ def sizes_in(folder: Path) -> Sizes:
         sizes = Sizes(
             **{field: config[key] for field, key in NAMES.items()},
             theta=config.get("rope_theta", rope.get("rope_theta", 10_000.0)),
+            rope=tuple(rope[key] for key in ROPE) if kind == "llama3" else None,
         )
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder} has no config.json of a Llama: {error!r}") from None
     extras = [key for key in ("attention_bias", "mlp_bias") if config.get(key)]
     head_width = config.get("head_dim") or sizes.width // sizes.heads
-    if config.get("model_type") != "llama" or kind != "default" or extras:
+    if config.get("model_type") != "llama" or kind not in ("default", "llama3") or extras:
         raise ModelError(
             f"{folder}: a {config.get('model_type')} with rope {kind}, {extras} is not supported"
         )
@@ -287,7 +298,10 @@ def export(model: Llama, folder: Path, length: int, end: int, dtype: torch.dtype
     if is_first:
         config = {key: getattr(sizes, field) for field, key in NAMES.items()}
         config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-        config |= {"rope_theta": sizes.theta, "max_position_embeddings": length, "eos_token_id": end}
+        rope = {"rope_type": "llama3", **dict(zip(ROPE, sizes.rope, strict=True))} if sizes.rope else {}
+        config |= {"rope_theta": sizes.theta, "rope_scaling": rope or None}  # transformers 4
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": sizes.theta, **rope}  # and 5
+        config |= {"max_position_embeddings": length, "eos_token_id": end}
         config |= {"bos_token_id": None, "torch_dtype": str(dtype).removeprefix("torch.")}
         (folder / "config.json").write_text(json.dumps(config, indent=2))
         part.rename(folder / "model.safetensors")

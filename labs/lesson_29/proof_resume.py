@@ -242,7 +242,7 @@ def kills(here: Path, expected: dict, cfg: Config) -> None:
         lost.append(interrupt(what, folder, cfg, ranks, moment))
         finish(what, folder, expected, cfg, (2, 3, 1)[number % 3])
         shutil.rmtree(folder)
-    if max(lost) >= 2 * cfg.save_every:
+    if max(lost, default=0) >= 2 * cfg.save_every:
         raise CourseError(
             f"a kill has cost {max(lost)} steps, a checkpoint is written every {cfg.save_every}"
         )

@@ -3,7 +3,6 @@
 Run it:      python labs/lesson_29/proof_transformers.py
 """
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -33,8 +32,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tokens = torch.randint(0, 257, (3, 40), generator=torch.Generator().manual_seed(1))
-    for tied in (False, True):
-        sizes = ours.Sizes(257, layers=3, tied=tied, theta=500_000.0)
+    for tied, rope in ((False, None), (True, (8.0, 1.0, 4.0, 24))):
+        sizes = ours.Sizes(257, layers=3, tied=tied, theta=500_000.0, rope=rope)
         model = ours.Llama(sizes)
         ours.initialize(model, seed=3)
         with tempfile.TemporaryDirectory() as name, torch.no_grad():
@@ -49,9 +48,10 @@ def main() -> None:
             back = ours.Llama(ours.sizes_in(folder / "theirs"))
             ours.load(back, folder / "theirs")
             near = largest("what we read", back(tokens), theirs(tokens).logits, 1e-5)
-            config = json.loads((folder / "theirs" / "config.json").read_text())
-        print(f"tied {tied}: transformers {transformers.__version__} reads ours, within {far:.0e}")
-        print(f"tied {tied}: we read theirs, {files} files, within {near:.0e}; {config['model_type']}")
+        print(
+            f"tied {tied}, rope {rope}: transformers {transformers.__version__} reads ours, within {far:.0e}"
+        )
+        print(f"tied {tied}, rope {rope}: we read theirs, {files} files, within {near:.0e}")
 
 
 if __name__ == "__main__":
