@@ -65,10 +65,12 @@ def write(folder: Path, documents: Iterable[Sequence[int]], vocabulary: int, end
     """Write ``train.bin``, ``test.bin`` and ``about.json``, which is last: without it there is no folder."""
     kind = "H" if vocabulary <= 2**16 else "I"
     about = {"vocabulary": vocabulary, "end": end, "bytes": array(kind).itemsize}
+    if folder.exists():
+        raise DataError(f"{folder} exists; nothing is overwritten")
     folder.mkdir(parents=True)
     with (folder / "train.bin").open("wb") as train, (folder / "test.bin").open("wb") as test:
         for number, document in enumerate(documents):
-            tokens = array(kind, document)
+            tokens = array(kind, [*document])  # of bytes it would take the memory as it is
             if tokens and not 0 <= max(tokens) < vocabulary:
                 raise DataError(f"document {number} has the token {max(tokens)}, the vocabulary {vocabulary}")
             tokens.append(end)
@@ -131,4 +133,7 @@ def main(folder: str, *texts: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (DataError, OSError) as error:
+        sys.exit(str(error))

@@ -4,6 +4,7 @@ Run it:      python labs/lesson_29/proof_resume.py
 """
 
 import argparse
+import faulthandler
 import io
 import os
 import random
@@ -117,6 +118,7 @@ def be_rank(
         with log.open("a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        faulthandler.enable()  # else an abort says nothing
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
         os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
         watch = Watch(moment)

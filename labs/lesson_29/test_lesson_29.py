@@ -43,6 +43,16 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     assert read.train[:3].long().tolist() == [70_000, 5, 128_000]
 
 
+def test_texts_become_bytes(tmp_path: Path):
+    text = tmp_path / "text"
+    text.write_bytes("one\n\ntwo, ä".encode())
+    done = python(LABS / "lab_29_tokens.py", tmp_path / "tokens", text)
+    assert done.returncode == 0, done.stdout
+    assert bytes(lab_29_tokens.read(tmp_path / "tokens").train[4:-1].tolist()) == "two, ä".encode()
+    done = python(LABS / "lab_29_tokens.py", tmp_path / "tokens", text)
+    assert (done.returncode, done.stdout) == (1, f"{tmp_path / 'tokens'} exists; nothing is overwritten\n")
+
+
 def test_a_row_ends_where_the_next_begins_and_documents_are_kept_apart():
     stream = torch.tensor([1, 2, 9, 3, 4, 5, 6, 7, 9])
     tokens, labels = lab_29_tokens.batch_of(stream, [0, 1], length=4, end=9, size=3)
