@@ -153,14 +153,18 @@ class Decoder(nn.Module):
             same = begins[:, None, :, None] == begins[:, None, None, :]
             mask = same & (places[:, None, :, None] >= places[:, None, None, :])
         angles = (places[..., None] * self.frequencies(tokens.device)).repeat(1, 1, 2)[:, None]
-        angles = angles.to(torch.promote_types(x.dtype, torch.float32))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         for layer in self.layers:
-            x = layer(x, angles.cos(), angles.sin(), mask)
+            x = layer(x, cos, sin, mask)
         return self.norm(x)
 
     def frequencies(self, device: torch.device) -> torch.Tensor:
-        """Of the rotary positions, (head width / 2,); Llama 3.1 and later turn slow ones more slowly."""
-        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2, device=device)
+        """Of the rotary positions, (head width / 2,); Llama 3.1 and later turn slow ones more slowly.
+
+        In float64: in float32 the angle of a large position is too coarse to depend on differences alone.
+        """
+        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2, dtype=torch.float64, device=device)
         found = self.sizes.theta ** (-half * self.sizes.heads / self.sizes.width)
         if self.sizes.rope is None:
             return found

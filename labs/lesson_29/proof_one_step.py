@@ -55,7 +55,16 @@ Parameters = list[tuple[str, torch.Tensor]]
 
 def trainer_of(ranks: script.Ranks, cfg: Config, *more: str) -> script.Trainer:
     options = script.parse([*cfg.options.split(), *more])
-    return script.Trainer(script.descriptions(), options, ranks)
+    trainer = script.Trainer(script.descriptions(), options, ranks)
+    check_units(trainer)
+    return trainer
+
+
+def check_units(trainer: script.Trainer) -> None:
+    """Each parameter is in some unit: one outside of all would be trained by each rank alone."""
+    for name, parameter in trainer.model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise CourseError(f"{name} is in no unit of FSDP")
 
 
 def documents_of(row: torch.Tensor, end: int) -> Iterator[torch.Tensor]:
@@ -117,13 +126,6 @@ def whole(model: nn.Module) -> Parameters:
     return [(name, p.full_tensor().detach()) for name, p in model.named_parameters()]
 
 
-def check_units(name: str, trainer: script.Trainer) -> None:
-    """Each parameter is in some unit: one outside of all would be trained by each rank alone."""
-    for parameter, value in trainer.model.named_parameters():
-        if not isinstance(value, DTensor):
-            raise CourseError(f"{name}: {parameter} is in no unit of FSDP")
-
-
 def check_calls(name: str, trainer: script.Trainer, log: CommRecord) -> None:
     """A block is gathered twice in each piece, the root once; gradients are reduced once in a step."""
     units = trainer.options.layers + 1
@@ -137,7 +139,6 @@ def take_steps(
     name: str, trainer: script.Trainer, expected: list[Parameters], test_loss: float, cfg: Config
 ) -> None:
     """The script's steps on this rank's rows, compared one by one with ``expected``."""
-    check_units(name, trainer)
     for step, (expected_now, rows) in enumerate(zip(expected, trainer.batches(), strict=False)):
         with nullcontext() if trainer.options.compile else record() as log:  # the compiler would trace it
             trainer.train_step(rows)
@@ -262,12 +263,12 @@ def main(cfg: Config) -> None:
     torch._logging.set_logs(all=logging.ERROR)
     with process_group(smallest=2, timeout_s=120) as group:
         ranks = script.Ranks(group.rank, group.world_size, torch.device("cpu"))
-        # Kernels of the default backend need minutes of compiling; what is traced is the same.
-        with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
-            same_as_one_process(ranks, cfg)
         activations(ranks, cfg)
         bf16(ranks, cfg)
         exported(ranks, cfg)
+        # Kernels of the default backend need minutes of compiling; what is traced is the same.
+        with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
+            same_as_one_process(ranks, cfg)
 
 
 if __name__ == "__main__":
