@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import math
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -256,6 +257,8 @@ def exported(ranks: script.Ranks, cfg: Config) -> None:
     again = trainer_of(ranks, cfg, "--llama", str(folder))
     assert_all_equal("--llama:", whole(again.model), whole(trainer.model), 0.0)
     dist.barrier()
+    if ranks.rank == 0:
+        shutil.rmtree(folder)
     print_on_rank_0("export: the file holds the model, and --llama begins with it")
 
 
