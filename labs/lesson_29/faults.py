@@ -27,7 +27,7 @@ FAULTS: list[Fault] = [
             lab="29_language",
             old="(self.options.weight_decay, 0.0)",
             new="(self.options.weight_decay, self.options.weight_decay)",
-            told="whole, step 1: model.layers.0.input_layernorm.weight differs by",
+            told="whole, step 1: model.layers.0.input_layernorm.weight: differs by",
         ),
         Fault(
             lab="29_language",
