@@ -115,6 +115,8 @@ def be_rank(
     code = 1
     try:
         die_with_launcher()
+        # A fork makes torch's thread pool anew. Two threads that do so at once abort: "Invalid thread pool!"
+        torch.set_num_threads(1)
         with log.open("a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
