@@ -156,7 +156,11 @@ def check_training(train_set: TensorDataset, test_set: TensorDataset, cfg: Confi
         raise CourseError(f"evaluate counts {counted}, one process {expected}")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)).double().to(group.device)
     norm[1].running_mean += group.rank  # ranks differ after a training step
-    evaluate(norm, test_set)
+    for training in (True, False):
+        norm.train(training)
+        evaluate(norm, test_set)
+        if norm[1].training != training:
+            raise CourseError(f"evaluate found training={training}, and left training={not training}")
     assert_same_on_every_rank("evaluate", list(norm.named_buffers()))
     print_on_rank_0(f"evaluate sees each of {len(test_y)} test images once, and counts what one process does")
 

@@ -67,6 +67,12 @@ FAULTS: list[Fault] = [
             new="self._make_buckets(list(reversed(range(len(order)))))",
             told=ARRIVAL,
         ),
+        Fault(  # what a refused backward leaves behind
+            lab="09_overlapped",
+            old="            bucket.missing = set(bucket.indices)\n",
+            new="            bucket.missing = bucket.missing or set(bucket.indices)\n",
+            told="after a refused backward, the next step fails",
+        ),
         Fault(
             lab="09_overlapped",
             old="[bucket_cap_mb * MIB] * 2",
@@ -80,6 +86,13 @@ FAULTS: list[Fault] = [
             told="float32 and bfloat16, bucket_cap_mb None: ours are",
         ),
         run="09_equal",
+    ),
+    Fault(  # it averages each backward, as it did once; torch's DDP does not
+        lab="09_overlapped",
+        old="        self.armed = False\n        unused",
+        new="        self._arm()\n        unused",
+        told="two forwards, two backwards: 2, equal, expected 1, WRONG",
+        run="09_loops",
     ),
     Fault(
         lab="09_paced",

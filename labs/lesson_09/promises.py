@@ -106,6 +106,10 @@ def assert_unused_is_refused(wrap: Wrap, group: Group) -> None:
             raise CourseError(
                 f"after {used_before} backwards, one that left a parameter out ended without an error"
             )
+        try:
+            ddp(x).sum().backward()
+        except (KeyError, RuntimeError) as error:
+            raise CourseError("after a refused backward, the next step fails") from error
 
 
 def keeps_its_promises(wrap: Wrap, group: Group, tolerance: float) -> float:

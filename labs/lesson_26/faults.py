@@ -44,8 +44,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="26_gallery",
-        old="(waiting, starting, training, divided, hidden, wrong)",
-        new="(waiting, waiting, training, divided, hidden, wrong)",
+        old="(waiting, starting, training, divided, hidden, loops, wrong)",
+        new="(waiting, waiting, training, divided, hidden, loops, wrong)",
         told="two cases have the same name",
         ranks=0,
     ),
@@ -63,6 +63,15 @@ FAULTS: list[Fault] = [
         run="26_gallery",
         ranks=0,
         arguments=("experts_not_divided",),
+    ),
+    Fault(
+        lab="26_loops",
+        old="        sum(losses).backward()\n    else:\n        losses[0]",
+        new="        losses[0].backward(retain_graph=True)\n    if True:\n        losses[0]",
+        told="two_backwards_of_one_forward, cured: rank",
+        run="26_gallery",
+        ranks=0,
+        arguments=("two_backwards_of_one_forward",),
     ),
     Fault(
         lab="26_hidden",
