@@ -64,7 +64,7 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def main() -> None:
     device = setup()
-    if GLOBAL_BATCH < dist.get_world_size():
+    if dist.get_world_size() > GLOBAL_BATCH:
         raise ValueError(f"GLOBAL_BATCH is {GLOBAL_BATCH}, fewer than the {dist.get_world_size()} ranks")
 
     points = torch.rand(2500, 2, generator=torch.Generator().manual_seed(0)).to(device)  # of a square

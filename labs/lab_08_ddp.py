@@ -124,8 +124,9 @@ def save(ddp: DistributedDataParallel, path: Path) -> None:
 def main() -> None:
     device = setup()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)  # dropout must differ between ranks; the model becomes rank 0's
+    torch.manual_seed(0)  # one model on all ranks: DDP would make it rank 0's in any case, FSDP would not
     ddp = wrap(build().to(device), device)
+    torch.manual_seed(1 + rank)  # dropout and augmentation differ between ranks
     optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
     loader = make_loader(points(1000, seed=0))
     test_set = points(501, seed=1)

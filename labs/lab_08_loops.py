@@ -193,9 +193,11 @@ def main() -> None:
     for name, (shape, *expected) in SHAPES.items():
         default = outcome_of_ddp(shape, device)
         searching = outcome_of_ddp(shape, device, find_unused_parameters=True)
+        as_views = outcome_of_ddp(shape, device, gradient_as_bucket_view=True)
         if dist.get_rank() == 0:
             print(f"{name:39}{default:13}{searching}")
         assert [default, searching] == expected, f"{name}: expected {expected}"
+        assert as_views == default, f"{name}: with gradient_as_bucket_view {as_views}"
     dist.barrier()
     dist.destroy_process_group()
 
