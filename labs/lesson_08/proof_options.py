@@ -101,7 +101,7 @@ def find_unused_parameters(group: Group) -> str:
     backward(tolerant, times=3)
     assert tolerant.module.unused.weight.grad is None
     assert_same_on_every_rank("used", [("weight", tolerant.module.used.weight.grad)])
-    return "False: a layer is unused, and no gradient is averaged; one step later: error. True: all is well"
+    return "False: a layer is unused, and no gradient is averaged; one step later: error. True: averaged"
 
 
 def accumulated(ddp: DDP, group: Group, first_synchronizes: bool) -> list[tuple[str, torch.Tensor]]:
@@ -145,7 +145,7 @@ def gradient_as_bucket_view(group: Group) -> str:
         addresses = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
         storages.append(len(addresses))
     assert storages == [2, 1], storages
-    return f"False: 2 gradients lie in {storages[0]} storages; True: in {storages[1]}, the bucket's own"
+    return f"False: 2 gradients in {storages[0]} storages; True: in {storages[1]}, that of the bucket"
 
 
 def buffers_apart(group: Group, no_sync: bool = False, **options: bool) -> tuple[float, float]:
@@ -172,7 +172,9 @@ def forward_sync_buffers(group: Group) -> str:
     assert (start >= 1.0 and later >= 0.05) or alone, (start, later)
     start, later = buffers_apart(group, no_sync=True)
     assert start == 0.0 and (later > 0.05 or alone), (start, later)
-    return "True: each forward sends rank 0's, but for one after no_sync; False: the constructor alone does"
+    return (
+        "True: every forward sends rank 0's, except one right after no_sync; False: only the constructor does"
+    )
 
 
 def buckets(group: Group, **options) -> list[int]:
@@ -194,8 +196,8 @@ def bucket_cap_mb(group: Group) -> str:
 def bucket_cap_mb_list(group: Group) -> str:
     sizes = buckets(group, bucket_cap_mb_list=[1, 3])
     assert sizes == [1, 3, 2], sizes
-    assert buckets(group, bucket_cap_mb_list=[2, 1]) == [2, 1, 1, 1, 1]  # the last cap holds for the rest
-    return f"[1, 3]: buckets of {sizes} MiB; the last cap holds for the rest"
+    assert buckets(group, bucket_cap_mb_list=[2, 1]) == [2, 1, 1, 1, 1]  # the last cap applies to all others
+    return f"[1, 3]: buckets of {sizes} MiB; the last cap applies to all others"
 
 
 def skip_all_reduce_unused_params(group: Group) -> str:

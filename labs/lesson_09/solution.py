@@ -1,4 +1,4 @@
-"""Exercise 09: a DDP that communicates while backward goes on, and stands in for torch's.
+"""Exercise 09: a DDP that communicates during the backward pass, and stands in for torch's.
 
 It extends the class of ``lab_09_overlapped.py``. Write the two methods at the end.
 """

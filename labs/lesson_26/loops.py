@@ -22,6 +22,14 @@ def apart(model: nn.Module) -> str:
     return f"gradients differ by {distance:.3f}" if distance else "equal gradients"
 
 
+def wrapped(model: nn.Module) -> DistributedDataParallel:
+    """The model in DDP, with the same parameters in each run."""
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=draw)
+    return DistributedDataParallel(model)
+
+
 def data_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Two batches (4, 4) of a rank."""
     draw = torch.Generator().manual_seed(rank)
@@ -39,7 +47,7 @@ def data_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     lesson="08",
 )
 def two_forwards_two_backwards(rank: int, cured: bool) -> str:
-    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    ddp = wrapped(nn.Linear(4, 1))
     losses = [ddp(x).square().mean() for x in data_of(rank)]
     if cured:
         sum(losses).backward()
@@ -60,7 +68,7 @@ def two_forwards_two_backwards(rank: int, cured: bool) -> str:
     lesson="08",
 )
 def two_backwards_of_one_forward(rank: int, cured: bool) -> str:
-    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    ddp = wrapped(nn.Linear(4, 1))
     y = ddp(data_of(rank)[0])
     losses = [y.square().mean(), y.abs().mean()]
     if cured:
@@ -82,7 +90,7 @@ def two_backwards_of_one_forward(rank: int, cured: bool) -> str:
     lesson="08",
 )
 def forward_under_no_sync(rank: int, cured: bool) -> str:
-    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    ddp = wrapped(nn.Linear(4, 1))
     with nullcontext() if cured else ddp.no_sync():
         loss = ddp(data_of(rank)[0]).square().mean()
     loss.backward()
@@ -105,7 +113,7 @@ def forward_under_no_sync(rank: int, cured: bool) -> str:
 def buffers_between_two_forwards(rank: int, cured: bool) -> str:
     if not cured:  # as before #175851: autograd sees that the buffers change
         torch.autograd._unsafe_preserve_version_counter = lambda tensors: nullcontext()
-    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    ddp = wrapped(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     losses = [ddp(x).square().mean() for x in data_of(rank)]
     sum(losses).backward()
     return apart(ddp)
