@@ -6,7 +6,7 @@ Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # optimizers import it; after setup() the end may abort (lesson 08)
+import torch.distributed.nn.functional  # for gloo: without it the exit may abort (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 
@@ -37,7 +37,8 @@ def partition_dataset(samples: int, epoch: int, global_batch: int) -> list[torch
 def average_gradients(model: nn.Module) -> None:
     """Replace each gradient by its mean over the ranks, one all-reduce per parameter. Collective.
 
-    It is the gradient of the joined batch if the loss is a mean over samples, and all ranks have as many.
+    It is the gradient of the joined batch if the loss is a mean over samples, and all ranks have the same
+    number of them.
     """
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -47,21 +48,24 @@ def average_gradients(model: nn.Module) -> None:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The fraction of ``x`` that is recognised; each sample is looked at by one rank. Collective.
+    """The fraction of ``x`` that is recognised; exactly one rank evaluates each sample. Collective.
 
     The ranks add up hits and samples: a mean of their fractions would be wrong where their parts differ.
     """
     mine = slice(dist.get_rank(), None, dist.get_world_size())
+    was_training = model.training
     model.eval()  # dropout and batch norm work differently in training
     hits = (model(x[mine]).argmax(1) == y[mine]).sum()
     counts = torch.stack([hits, torch.tensor(len(y[mine]), device=y.device)])
     dist.all_reduce(counts)
-    model.train()
+    model.train(was_training)
     return (counts[0] / counts[1]).item()
 
 
 def main() -> None:
     device = setup()
+    if dist.get_world_size() > GLOBAL_BATCH:
+        raise ValueError(f"GLOBAL_BATCH is {GLOBAL_BATCH}, fewer than the {dist.get_world_size()} ranks")
 
     points = torch.rand(2500, 2, generator=torch.Generator().manual_seed(0)).to(device)  # of a square
     inside = ((points - 0.5).norm(dim=1) < 0.4).long()  # 1 in a disc around its centre, 0 elsewhere

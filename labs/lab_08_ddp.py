@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# An optimizer would import this once the group exists. It would keep gloo's threads, and the exit may abort.
+# For gloo: without this import the exit may abort (see the notebook). Leave it out with nccl.
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
@@ -44,7 +44,7 @@ def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
 
 
 def make_loader(data: Dataset) -> DataLoader:
-    """This rank's part of the data, in micro-batches. All ranks get equally many; the rest is dropped.
+    """This rank's part of the data, in micro-batches, the same number on all ranks; the rest is dropped.
 
     Raises ``ValueError`` if that is not enough for a step.
     """
@@ -96,18 +96,19 @@ def evaluate(model: nn.Module, data: Dataset) -> tuple[int, int]:
     """Count (classified right, seen) over all ranks. Collective: call it on all of them.
 
     Each sample is on exactly one rank; a ``DistributedSampler`` would pad, and count some of them twice.
-    Give it ``ddp.module``: DDP's forward may send buffers, which a rank without samples would not join.
+    Pass it ``ddp.module``: DDP's forward may send buffers, which a rank without samples would not join.
     """
     device = next(model.parameters()).device
     for buffer in model.buffers():  # DDP makes batch norm's averages equal before a forward, not after it
         dist.broadcast(buffer, src=0)
     mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     counts = torch.zeros(2, dtype=torch.int64, device=device)
+    was_training = model.training
     model.eval()
     for x, y in DataLoader(mine, batch_size=100):
         counts[0] += (model(x.to(device)).argmax(1) == y.to(device)).sum()
         counts[1] += len(y)
-    model.train()
+    model.train(was_training)
     dist.all_reduce(counts)
     right, seen = counts.tolist()
     return right, seen
@@ -123,8 +124,9 @@ def save(ddp: DistributedDataParallel, path: Path) -> None:
 def main() -> None:
     device = setup()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)  # dropout must differ between ranks; the model becomes rank 0's
+    torch.manual_seed(0)  # one model on all ranks: DDP would make it rank 0's in any case, FSDP would not
     ddp = wrap(build().to(device), device)
+    torch.manual_seed(1 + rank)  # dropout and augmentation differ between ranks
     optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
     loader = make_loader(points(1000, seed=0))
     test_set = points(501, seed=1)
@@ -136,7 +138,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {loss.item() / world_size:.3f}, {right} of {seen} points right")
     assert right > 0.9 * seen, "the model has not learned"
 
-    # Yours is a folder that lasts.
+    # In your own script, take a folder that lasts.
     path = Path(tempfile.gettempdir()) / f"lab_08_ddp_{os.environ['MASTER_PORT']}.pt"
     save(ddp, path)
     if rank == 0:
@@ -144,7 +146,7 @@ def main() -> None:
         alone.load_state_dict(torch.load(path, map_location=device))
         path.unlink()
         same = [torch.equal(a, b) for a, b in zip(alone.parameters(), ddp.parameters(), strict=True)]
-        assert all(same), "the file was to hold the trained model"
+        assert all(same), "the file should hold the trained model"
         print("saved, and read without DDP")
     dist.barrier()  # nobody leaves while another rank still communicates
     dist.destroy_process_group()

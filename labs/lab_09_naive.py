@@ -12,7 +12,7 @@ from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the
 
 
 class NaiveDDP(nn.Module):
-    """Data parallel training that communicates when backward is over, parameter by parameter.
+    """Data parallelism that communicates after the backward pass, parameter by parameter.
 
     Args:
         module: the model, built alike on each rank. Its parameters and buffers become rank 0's.

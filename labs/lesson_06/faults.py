@@ -25,9 +25,28 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="06_uneven",
-        old="* group.world_size / n_total",
+        old="* dist.get_world_size() / n_total",
         new="/ n_total",
         told="the gradients of DDP are off by",
+    ),
+    Fault(
+        lab="06_uneven",
+        old="    dist.all_reduce(to_log, op=dist.ReduceOp.AVG)\n",
+        new="",
+        told="is logged, one process has",
+    ),
+    Fault(
+        lab="06_uneven",
+        old="n_total = n_total.clamp(min=1)",
+        new="pass",
+        told="no token counts, and the loss is nan",
+    ),
+    Fault(
+        lab="06_by_hand",
+        old="model.train(was_training)",
+        new="model.train()",
+        told="accuracy left a model in training mode",
+        run="06_train",
     ),
     Fault(
         lab="06_by_hand",

@@ -102,6 +102,11 @@ def tested(ours: nn.Module, alone: nn.Module, data: Images, cfg: Config, group: 
     found = accuracy(ours, x, y)
     if any(modes):
         raise CourseError("the model is still in training mode")
+    for training in (False, True):
+        ours.train(training)
+        accuracy(ours, x, y)
+        if ours.training != training:
+            raise CourseError(f"accuracy left a model in training mode {ours.training}, not {training}")
     with torch.no_grad():
         expected = (alone(x).argmax(1) == y).double().mean().item()
     if abs(found - expected) > cfg.rounding:

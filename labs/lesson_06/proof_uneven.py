@@ -159,39 +159,67 @@ def loss_of(
     return F.cross_entropy(scores, labels.flatten(), ignore_index=-100, reduction=reduction)
 
 
+def token_mean(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss to call backward on, and the mean over all tokens of all ranks, to log. Collective.
+
+    ``scores`` (tokens, vocabulary), ``labels`` (tokens,); -100 does not count. DDP averages the gradients.
+    """
+    n_total = (labels != -100).sum()
+    dist.all_reduce(n_total)
+    n_total = n_total.clamp(min=1)  # no token at all: a loss of 0, and not 0 / 0
+    loss = F.cross_entropy(scores, labels, ignore_index=-100, reduction="sum")
+    loss = loss * dist.get_world_size() / n_total
+    to_log = loss.detach().clone()
+    dist.all_reduce(to_log, op=dist.ReduceOp.AVG)
+    return loss, to_log
+
+
 def try_tokens(cfg: Config, group: Group) -> None:
-    """As many sequences on each rank, unequal numbers of tokens that count, averaged by DDP. Collective.
+    """The same number of sequences on each rank, different numbers of tokens that count. Collective.
 
     Raises:
-        CourseError: the weighted loss does not give one process's gradient, or the plain one does.
+        CourseError: the weighted loss does not give one process's gradient and loss, or the plain one does;
+            or it is not 0 where no token counts.
     """
     torch.manual_seed(0)
     layers = (nn.Embedding(cfg.vocabulary, 8), nn.Tanh(), nn.Linear(8, cfg.vocabulary))
     model = nn.Sequential(*layers).double().to(group.device)
     everyone = [sequences_of(rank, cfg) for rank in range(group.world_size)]
     all_tokens, all_labels = (torch.cat(parts).to(group.device) for parts in zip(*everyone, strict=True))
-    loss_of(model, all_tokens, all_labels).backward()
+    loss_alone = loss_of(model, all_tokens, all_labels)
+    loss_alone.backward()
     truth = flat_gradient(model)
 
     tokens, labels = (part.to(group.device) for part in everyone[group.rank])
-    n_total = (labels != -100).sum()
-    dist.all_reduce(n_total)
     ddp = DistributedDataParallel(model)
-    off = {}
-    for name in ("plain", "weighted"):
-        ddp.zero_grad()
-        loss = loss_of(ddp, tokens, labels)
-        if name == "weighted":
-            loss = loss_of(ddp, tokens, labels, "sum") * group.world_size / n_total
-        loss.backward()
-        off[name] = relative_error(flat_gradient(model), truth)
+    ddp.zero_grad()
+    plain = loss_of(ddp, tokens, labels)
+    plain.backward()
+    off = {"plain": relative_error(flat_gradient(model), truth)}
+    ddp.zero_grad()
+    loss, to_log = token_mean(ddp(tokens).flatten(0, 1), labels.flatten())
+    loss.backward()
+    off["weighted"] = relative_error(flat_gradient(model), truth)
     if off["plain"] <= cfg.wrong_by or off["weighted"] > cfg.tolerance:
         raise CourseError(f"tokens: the gradients of DDP are off by {off}")
+    if abs(to_log - loss_alone) > cfg.tolerance:
+        raise CourseError(f"tokens: {to_log.item()} is logged, one process has {loss_alone.item()}")
+
+    ddp.zero_grad()
+    nothing, _ = token_mean(ddp(tokens).flatten(0, 1), torch.full_like(labels.flatten(), -100))
+    nothing.backward()
+    if nothing != 0 or flat_gradient(model).any():
+        raise CourseError(f"no token counts, and the loss is {nothing.item()}")
     counts = [(labels != -100).sum().item() for _, labels in everyone]
     print_on_rank_0(
         f"{cfg.sequences} sequences each, {' + '.join(map(str, counts))} tokens: DDP off by "
         f"{off['plain']:.2%}, weighted by {off['weighted']:.0e}"
     )
+    print_on_rank_0(
+        f"rank 0's own `loss` is {(loss / plain).item():.2f} times the mean over its tokens; "
+        "the average over ranks is the loss of one process"
+    )
+    print_on_rank_0("no token counts on any rank: the loss and all gradients are 0")
 
 
 def main(cfg: Config) -> None:

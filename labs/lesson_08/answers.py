@@ -101,6 +101,13 @@ ANSWERS = [
         told="took 18 broadcasts and 0 other operations",
     ),
     Wrong(
+        what="Hooks the parameters of each layer: a tied weight is averaged twice.",
+        old="for parameter in module.parameters():  # a tied one once\n        if parameter.requires_grad:",
+        new="for parameter in [p for m in module.modules() for p in m.parameters(recurse=False)]:\n"
+        "        if parameter.requires_grad:",
+        told="backward 1 made 5 all-reduces for 4 gradients",
+    ),
+    Wrong(
         what="Forgets to divide.",
         old="parameter.grad /= ranks",
         new="",

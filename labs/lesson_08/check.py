@@ -122,6 +122,9 @@ def verify_backward(answer: ModuleType, net: nn.Module, group: Group) -> int:
             if off > TOLERANCE:
                 kind = hint(name, p.grad, truth.grad, own, group.world_size)
                 raise Wrong(f"{told} {name} is off by {off:.1e} ({p.grad.dtype}); {kind}")
+        learning = sum(p.grad is not None for p in net.parameters())
+        if calls > learning:
+            raise Wrong(f"backward {step + 1} made {calls} all-reduces for {learning} gradients")
     dist.barrier()
     return calls
 
@@ -132,7 +135,10 @@ def hint(name: str, gradient: torch.Tensor, mean: torch.Tensor, own: nn.Module, 
         return "it is the sum over the ranks"
     if torch.allclose(gradient, own.get_parameter(name).grad):
         return "it is this rank's own: nothing was averaged"
-    return "it is neither the mean over the ranks, nor their sum, nor this rank's own"
+    return (
+        "it is neither the mean over the ranks, nor their sum, nor this rank's own: "
+        "did a hook change in place a gradient that another tensor shares?"
+    )
 
 
 def verify(answer: ModuleType, group: Group) -> str:

@@ -8,7 +8,7 @@ FAULTS: list[Fault] = [
         lab="08_ddp",
         old="torch.save(ddp.module.state_dict(), path)",
         new="torch.save(build().state_dict(), path)",
-        told="the file was to hold the trained model",
+        told="the file should hold the trained model",
     ),
     *group_of(
         Fault(
@@ -45,6 +45,12 @@ FAULTS: list[Fault] = [
         Fault(lab="08_ddp", old="    dist.all_reduce(counts)\n", new="", told="evaluate counts ("),
         Fault(
             lab="08_ddp",
+            old="model.train(was_training)",
+            new="model.train()",
+            told="evaluate found training=False, and left training=True",
+        ),
+        Fault(
+            lab="08_ddp",
             old="nullcontext() if is_last else ddp.no_sync()",
             new="nullcontext()",
             told="19 steps of 11,344 bytes: {'all_reduce': 114}",
@@ -56,6 +62,18 @@ FAULTS: list[Fault] = [
         old="ddp.no_sync = nullcontext",
         new="pass",
         told="without no_sync each micro-batch should all-reduce",
+    ),
+    Fault(
+        lab="08_loops",
+        old="    loss_a.backward(retain_graph=True)\n    loss_a.backward()\n",
+        new="    (loss_a + loss_a).backward()\n",
+        told="forward, two backwards (retain_graph): expected",
+    ),
+    Fault(
+        lab="08_options",
+        old="lazy_bucket_allocation=lazy",
+        new="lazy_bucket_allocation=False",
+        told="{False: False, True: False}",
     ),
     Fault(
         lab="08_options",

@@ -156,7 +156,11 @@ def check_training(train_set: TensorDataset, test_set: TensorDataset, cfg: Confi
         raise CourseError(f"evaluate counts {counted}, one process {expected}")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)).double().to(group.device)
     norm[1].running_mean += group.rank  # ranks differ after a training step
-    evaluate(norm, test_set)
+    for training in (True, False):
+        norm.train(training)
+        evaluate(norm, test_set)
+        if norm[1].training != training:
+            raise CourseError(f"evaluate found training={training}, and left training={not training}")
     assert_same_on_every_rank("evaluate", list(norm.named_buffers()))
     print_on_rank_0(f"evaluate sees each of {len(test_y)} test images once, and counts what one process does")
 
@@ -164,7 +168,7 @@ def check_training(train_set: TensorDataset, test_set: TensorDataset, cfg: Confi
 def communication_of_an_epoch(
     synchronized: bool, loader: DataLoader, cfg: Config, group: Group
 ) -> tuple[dict[str, int], int]:
-    """What the script's loop calls, and the bytes that it hands in. Collective.
+    """What the script's loop calls, and the bytes that it passes to these calls. Collective.
 
     ``synchronized``: without its ``no_sync``.
     """
@@ -199,7 +203,7 @@ def check_communication(train_set: TensorDataset, cfg: Config, group: Group) -> 
     print_on_rank_0(f"{buckets} buckets, {steps} steps of {MICRO_BATCHES} micro-batches:")
     counted = f"{calls['all_reduce']} all-reduces, one for each bucket and step"
     print_on_rank_0(f"{counted}; without no_sync {synchronized['all_reduce']}")
-    print_on_rank_0(f"a step hands in {handed_in // steps:,} bytes, as many as the gradients have")
+    print_on_rank_0(f"a step passes {handed_in // steps:,} bytes to all-reduces: each gradient once")
 
 
 def main(cfg: Config) -> None:

@@ -1,9 +1,10 @@
-"""Five arguments of DDP's constructor, each with what it changes.
+"""Nine arguments of DDP's constructor, each with what it changes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_08/proof_options.py
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -12,7 +13,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
@@ -33,6 +37,18 @@ class TwoBranches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations while it is open, also those that DDP's C++ calls in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
 
 
 class Recomputed(nn.Module):
@@ -85,7 +101,7 @@ def find_unused_parameters(group: Group) -> str:
     backward(tolerant, times=3)
     assert tolerant.module.unused.weight.grad is None
     assert_same_on_every_rank("used", [("weight", tolerant.module.used.weight.grad)])
-    return "False: a layer is unused, and no gradient is averaged; one step later: error. True: all is well"
+    return "False: a layer is unused, and no gradient is averaged; one step later: error. True: averaged"
 
 
 def accumulated(ddp: DDP, group: Group, first_synchronizes: bool) -> list[tuple[str, torch.Tensor]]:
@@ -129,7 +145,7 @@ def gradient_as_bucket_view(group: Group) -> str:
         addresses = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
         storages.append(len(addresses))
     assert storages == [2, 1], storages
-    return f"False: 2 gradients lie in {storages[0]} storages; True: in {storages[1]}, the bucket's own"
+    return f"False: 2 gradients in {storages[0]} storages; True: in {storages[1]}, that of the bucket"
 
 
 def buffers_apart(group: Group, no_sync: bool = False, **options: bool) -> tuple[float, float]:
@@ -156,23 +172,90 @@ def forward_sync_buffers(group: Group) -> str:
     assert (start >= 1.0 and later >= 0.05) or alone, (start, later)
     start, later = buffers_apart(group, no_sync=True)
     assert start == 0.0 and (later > 0.05 or alone), (start, later)
-    return "True: each forward sends rank 0's, but for one after no_sync; False: the constructor alone does"
+    return (
+        "True: every forward sends rank 0's, except one right after no_sync; False: only the constructor does"
+    )
+
+
+def buckets(group: Group, **options) -> list[int]:
+    """MiB of each all-reduce in a step of a model with 6 layers of 1 MiB."""
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(6)]
+    ddp = DDP(nn.Sequential(*layers).to(group.device), **options)
+    backward(ddp, 512, times=2)  # DDP settles its buckets after the first step
+    with record() as log:
+        backward(ddp, 512)
+    return [call.bytes // 2**20 for call in log.of("all_reduce")]
 
 
 def bucket_cap_mb(group: Group) -> str:
+    default, cap_25, cap_1 = buckets(group), buckets(group, bucket_cap_mb=25), buckets(group, bucket_cap_mb=1)
+    assert (default, cap_25, cap_1) == ([1, 5], [6], [1] * 6), (default, cap_25, cap_1)
+    return f"6 layers of 1 MiB: {len(cap_1)} all-reduces at 1, {len(cap_25)} at 25; by default {default} MiB"
+
+
+def bucket_cap_mb_list(group: Group) -> str:
+    sizes = buckets(group, bucket_cap_mb_list=[1, 3])
+    assert sizes == [1, 3, 2], sizes
+    assert buckets(group, bucket_cap_mb_list=[2, 1]) == [2, 1, 1, 1, 1]  # the last cap applies to all others
+    return f"[1, 3]: buckets of {sizes} MiB; the last cap applies to all others"
+
+
+def skip_all_reduce_unused_params(group: Group) -> str:
     calls = {}
-    for cap in (None, 25, 1):
-        layers = [nn.Linear(512, 512, bias=False) for _ in range(4)]  # 1 MiB each
-        ddp = DDP(nn.Sequential(*layers).to(group.device), bucket_cap_mb=cap)
-        backward(ddp, 512, times=2)  # DDP settles its buckets after the first step
+    for skip in (False, True):
+        ddp = DDP(
+            TwoBranches().to(group.device),
+            find_unused_parameters=True,
+            bucket_cap_mb=1e-5,  # a bucket for each parameter
+            skip_all_reduce_unused_params=skip,
+        )
+        backward(ddp, times=2)
         with record() as log:
-            backward(ddp, 512)
-        calls[cap] = log.count("all_reduce")
-    assert calls == {None: 2, 25: 1, 1: 4}, calls
+            backward(ddp)
+        calls[skip] = log.count("all_reduce") - 1  # one more says which parameters were used
+    assert calls == {False: 4, True: 2}, calls
     return (
-        f"4 layers of 1 MiB: {calls[1]} all-reduces at 1, {calls[25]} at 25, "
-        f"{calls[None]} by default: 1 MiB, then 25 MiB"
+        f"2 of 4 parameters unused, a bucket for each. False: {calls[False]} all-reduces; True: {calls[True]}"
     )
+
+
+def batched_grad_copy(group: Group) -> str:
+    copies = {}
+    for batched in (False, True):
+        layers = [nn.Linear(8, 8) for _ in range(10)]
+        ddp = DDP(nn.Sequential(*layers).to(group.device), batched_grad_copy=batched)
+        backward(ddp, times=2)
+        ddp.zero_grad()
+        loss = ddp(torch.randn(4, 8, device=group.device)).sum()
+        with Operations() as operations:
+            loss.backward()
+        counts = operations.counts
+        one_each = counts["aten.mul.out"] + counts["aten.copy_.default"]  # in and divided; out
+        together = counts["aten._foreach_copy_.default"] + counts["aten.div_.Scalar"]
+        copies[batched] = (one_each, together)
+        assert_same_on_every_rank("batched_grad_copy", gradients(ddp))
+    assert copies == {False: (40, 0), True: (0, 3)}, copies
+    apart, together = copies[False][0], copies[True][1]
+    return f"20 gradients, one bucket. False: {apart} operations to copy and divide; True: {together}"
+
+
+def lazy_bucket_allocation(group: Group) -> str:
+    freed = {}
+    for lazy in (False, True):
+        ddp = DDP(nn.Linear(64, 64).to(group.device), lazy_bucket_allocation=lazy)
+        storages: list[StorageWeakRef] = []
+
+        def watch(
+            state: None, bucket: dist.GradBucket, storages=storages
+        ) -> torch.futures.Future[torch.Tensor]:
+            storages.append(StorageWeakRef(bucket.buffer().untyped_storage()))
+            return allreduce_hook(state, bucket)
+
+        ddp.register_comm_hook(None, watch)
+        backward(ddp, 64, times=2)
+        freed[lazy] = storages[-1].expired()
+    assert freed == {False: False, True: True}, freed
+    return "False: a bucket stays allocated after backward; True: it is freed"
 
 
 SHOWN = {
@@ -181,13 +264,17 @@ SHOWN = {
     "gradient_as_bucket_view": gradient_as_bucket_view,
     "forward_sync_buffers": forward_sync_buffers,
     "bucket_cap_mb": bucket_cap_mb,
+    "bucket_cap_mb_list": bucket_cap_mb_list,
+    "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+    "batched_grad_copy": batched_grad_copy,
+    "lazy_bucket_allocation": lazy_bucket_allocation,
 }
 
 
 def main() -> None:
     with process_group(timeout_s=20) as group:
         for name, show in SHOWN.items():
-            print_on_rank_0(f"{name:24} {show(group)}")
+            print_on_rank_0(f"{name:30} {show(group)}")
 
 
 if __name__ == "__main__":

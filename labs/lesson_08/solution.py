@@ -28,8 +28,9 @@ def start_equal(module: nn.Module) -> None:
 def average_in_backward(module: nn.Module) -> None:
     """Arrange that after each later ``backward()`` every ``p.grad`` is the mean of the ranks' gradients.
 
-    Called once, after ``start_equal``. Whoever trains calls nothing but ``backward()``. Each rank uses the
-    same parameters; some do not learn. One all-reduce for each parameter will do: lesson 09 makes it fast.
+    Called once, after ``start_equal``. The training loop calls nothing but ``backward()``. Each rank uses the
+    same parameters; some do not learn. Make one all-reduce for each parameter: lesson 09 makes it fast. Yours
+    averages in every backward; torch's DDP does so in one for each forward.
     """
     # solution: begin
     ranks = dist.get_world_size()

@@ -105,7 +105,7 @@ ANSWERS = [
     ),
     Wrong(
         what="Averages in each backward, also under no_sync().",
-        old="if not self.sync_this:",
+        old="if not self.armed:",
         new="if False:",
         told="backward number 1 sent something",
     ),
@@ -157,9 +157,15 @@ ANSWERS = [
     ),
     Wrong(
         what="Asks in backward whether no_sync() is on; DDP asks in forward.",
-        old="if not self.sync_this:",
+        old="if not self.armed:",
         new="if not self.sync:",
         told="a forward under no_sync() whose backward comes after it: backward number 1 sent something",
+    ),
+    Wrong(
+        what="Stays armed: a second backward without a forward averages once more, which DDP does not.",
+        old="self.armed = False",
+        new="",
+        told="two forwards, two backwards: 2, equal; with torch's DDP it is 1, WRONG",
     ),
     Right(
         what="Notes each parameter once.",
@@ -183,6 +189,7 @@ ANSWERS = [
         for index in users.nonzero().flatten().tolist():
             if self.trainable[index].grad is None:
                 self.trainable[index].grad = self.bucket_of[index].views[index].clone()
+        self.armed = False
         """,
         below="from torch.distributed import ReduceOp, all_reduce",
     ),

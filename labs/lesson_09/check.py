@@ -1,6 +1,7 @@
 """Check of exercise 09. Run it: torchrun --standalone --nproc-per-node=3 CHECK.py"""
 
 import contextlib
+from copy import deepcopy
 from types import ModuleType
 
 import torch
@@ -13,6 +14,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.exercises import Wrong, check_exercise
 from shared.runtime.group import Group
 
+from lab_08_loops import SHAPES, TwoNets, outcome
 from lesson_09.overlap import assert_overlap
 from lesson_09.promises import two_halves
 
@@ -182,6 +184,30 @@ def compare(told: str, ours: nn.Module, alone: nn.Module, group: Group) -> None:
             raise Wrong(problem)
 
 
+def verify_shapes(answer: ModuleType, group: Group) -> None:
+    """Each shape of lab_08_loops does what it does with torch's DDP.
+
+    A reentrant checkpoint is left out: DDP stops with an error there, and an answer may do anything.
+    """
+    for name, (shape, _, expected) in SHAPES.items():
+        if expected == "error":
+            continue
+        torch.manual_seed(0)
+        model = TwoNets().to(group.device)
+        alone = deepcopy(model)
+        ddp = answer.OverlappedDDP(model)
+        with record() as log:
+            found = outcome(shape, ddp, alone, lambda log=log, alone=alone: reductions(log, alone))
+        if found != expected:
+            raise Wrong(f"{name}: {found}; with torch's DDP it is {expected} (all-reduces of gradients)")
+
+
+def reductions(log: CommRecord, model: nn.Module) -> int:
+    """How many all-reduces carried all gradients; those that say who has used what are smaller."""
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    return sum(call.bytes >= whole for call in log.of("all_reduce"))
+
+
 def problem_of(gradient: torch.Tensor | None, mean: torch.Tensor | None) -> str:
     """What is wrong with a gradient; nothing if it is the mean, or None where nobody has one."""
     if gradient is None:
@@ -199,6 +225,7 @@ def verify(answer: ModuleType, group: Group) -> str:
     verify_parity(answer, group, UNUSED_SHARE_A_BUCKET, cap=2 * CAP)
     verify_parity(answer, group, FROM_NO_SYNC)
     verify_parity(answer, group, IN_TWO_GROUPS, members=two_halves(group))
+    verify_shapes(answer, group)
     verify_parity(answer, group, ALL_USED_BY_RANK_0, spare=False)  # last: ranks may wait here for each other
     try:
         events = assert_overlap(answer.OverlappedDDP, group, PATIENCE_S)

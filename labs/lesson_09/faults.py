@@ -41,7 +41,12 @@ FAULTS: list[Fault] = [
             told="backward waits inside a hook until the other ranks join",
         ),
         # What an easy net does not show: the eight faults below passed all checks before.
-        Fault(lab="09_overlapped", old="            bucket.work.wait()\n", new="", told=TOO_EARLY),
+        Fault(
+            lab="09_overlapped",
+            old="            bucket.work.wait()\n",
+            new="            pass\n",
+            told=TOO_EARLY,
+        ),
         Fault(  # each rank's own order of arrival
             lab="09_overlapped",
             old="            dist.broadcast(order, group=self.process_group, group_src=0)\n",
@@ -50,8 +55,8 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="09_overlapped",
-            old="        broadcast_from_rank_0(self.module.buffers(), self.process_group)\n        return",
-            new="        return",
+            old="        broadcast_from_rank_0(self.module.buffers(), self.process_group)\n        if",
+            new="        if",
             told="a forward began with buffers of its own",
         ),
         Fault(  # no guard after the first step
@@ -67,6 +72,12 @@ FAULTS: list[Fault] = [
             new="self._make_buckets(list(reversed(range(len(order)))))",
             told=ARRIVAL,
         ),
+        Fault(  # what a refused backward leaves behind
+            lab="09_overlapped",
+            old="        if torch.is_grad_enabled():\n",
+            new="        if torch.is_grad_enabled() and len(self.arrived) in (0, len(self.trainable)):\n",
+            told="after a refused backward",
+        ),
         Fault(
             lab="09_overlapped",
             old="[bucket_cap_mb * MIB] * 2",
@@ -80,6 +91,13 @@ FAULTS: list[Fault] = [
             told="float32 and bfloat16, bucket_cap_mb None: ours are",
         ),
         run="09_equal",
+    ),
+    Fault(  # it averages each backward, as it did once; torch's DDP does not
+        lab="09_overlapped",
+        old="        if not self.armed:\n            return\n",
+        new="        if not self.armed:\n            self._arm()\n",
+        told="two forwards, two backwards: 2, equal, expected 1, WRONG",
+        run="09_loops",
     ),
     Fault(
         lab="09_paced",

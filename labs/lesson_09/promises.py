@@ -9,7 +9,7 @@ from torch import nn
 from shared.comm.late import late_all_reduces
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group
-from shared.training.parity import assert_all_equal, gradients
+from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients
 
 SEED = 100
 STEPS = 4
@@ -106,6 +106,9 @@ def assert_unused_is_refused(wrap: Wrap, group: Group) -> None:
             raise CourseError(
                 f"after {used_before} backwards, one that left a parameter out ended without an error"
             )
+        ddp.zero_grad()
+        ddp(x * group.rank).sum().backward()
+        assert_same_on_every_rank("after a refused backward", gradients(ddp))
 
 
 def keeps_its_promises(wrap: Wrap, group: Group, tolerance: float) -> float:

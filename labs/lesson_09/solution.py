@@ -1,4 +1,4 @@
-"""Exercise 09: a DDP that communicates while backward goes on, and stands in for torch's.
+"""Exercise 09: a DDP that communicates during the backward pass, and stands in for torch's.
 
 It extends the class of ``lab_09_overlapped.py``. Write the two methods at the end.
 """
@@ -15,12 +15,12 @@ from labs import lab_09_overlapped as lab
 
 
 class OverlappedDDP(lab.OverlappedDDP):
-    """When ``backward()`` returns, ``p.grad`` is the mean over the ranks, for each parameter p that some rank
-    has used since the last average. Others keep what they have, as in DDP with
-    ``find_unused_parameters=True``.
+    """A forward arms one backward, unless it runs under ``no_sync()``. When that backward returns, ``p.grad``
+    is the mean over the ranks, for each parameter p that some rank has used since the last average. Others
+    keep what they have, as in DDP with ``find_unused_parameters=True``.
 
     Attributes that the two methods need, beside ``trainable``, ``buckets`` and ``bucket_of`` of the lab:
-        sync_this: whether this backward averages. It does not for what was forwarded in ``no_sync()``.
+        armed: whether the next backward averages. ``forward`` sets it, ``_finish`` clears it.
         arrived: indices of parameters that got a gradient since the last average, in the order of arrival.
         in_backward: whether an averaging backward is under way.
     """
@@ -33,7 +33,6 @@ class OverlappedDDP(lab.OverlappedDDP):
     ) -> None:
         super().__init__(module, bucket_cap_mb, process_group)
         self.sync = True
-        self.sync_this = True
         self.sync_buffers = True
         self.in_backward = False
 
@@ -52,7 +51,7 @@ class OverlappedDDP(lab.OverlappedDDP):
             lab.broadcast_from_rank_0(self.module.buffers(), self.process_group)
         self.sync_buffers = self.sync and torch.is_grad_enabled()  # as DDP: after a forward that syncs
         if torch.is_grad_enabled():  # an evaluation before backward changes nothing for that backward
-            self.sync_this = self.sync
+            self.armed = self.sync
         return self.module(*inputs, **kwargs)
 
     @torch.no_grad()
@@ -97,7 +96,7 @@ class OverlappedDDP(lab.OverlappedDDP):
         """
         # solution: begin
         self.arrived.append(index)
-        if not self.sync_this:
+        if not self.armed:
             return
         if not self.in_backward:
             self.in_backward = True
@@ -113,6 +112,7 @@ class OverlappedDDP(lab.OverlappedDDP):
         2. Find out which parameters some rank has used. One that this rank has not, but another has, gets
            its gradient from the bucket. One that nobody has used keeps what it has.
         3. Wait for all buckets.
+        4. Clear ``armed``: without a new forward, the next backward does not average.
         """
         # solution: begin
         for bucket in self.buckets:
@@ -128,5 +128,6 @@ class OverlappedDDP(lab.OverlappedDDP):
             parameter = self.trainable[index]
             if count > 0 and parameter.grad is None:
                 parameter.grad = self.bucket_of[index].views[index]
+        self.armed = False
         # solution: end
         self._prepare_next()

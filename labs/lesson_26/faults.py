@@ -72,6 +72,15 @@ FAULTS: list[Fault] = [
         arguments=("experts_not_divided",),
     ),
     Fault(
+        lab="26_loops",
+        old="        sum(losses).backward()\n    else:\n        losses[0]",
+        new="        losses[0].backward(retain_graph=True)\n    if True:\n        losses[0]",
+        told="two_backwards_of_one_forward, cured: rank",
+        run="26_gallery",
+        ranks=0,
+        arguments=("two_backwards_of_one_forward",),
+    ),
+    Fault(
         lab="26_hidden",
         old="steps = len(own if cured else undivided)",
         new="steps = len(own)",

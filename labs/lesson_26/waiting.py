@@ -174,7 +174,7 @@ def slower_than_the_timeout(rank: int, cured: bool) -> float:
     right="^2 steps$",
     stands="one in `backward()`, the others at the end of the epoch",
     did="gave one rank more batches than the other",
-    cause="DDP all-reduces in each backward, and one rank has stopped",
+    cause="each step's backward all-reduces, and one rank has stopped",
     cure="`drop_last`, or agree on the number of steps by an all-reduce with `MIN`",
     lesson="12",
 )
