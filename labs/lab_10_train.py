@@ -87,9 +87,10 @@ def join(options: argparse.Namespace) -> Ranks:
     names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, size, local_rank, ranks_here = (int(os.environ.get(name, alone)) for name, alone in names.items())
     gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
-    if gpus < ranks_here and (gpus or options.device == "cuda"):
-        raise Refused(f"{ranks_here} ranks but {gpus} GPU(s) on this machine: start as many, or --device cpu")
-    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+    too_few = f"{ranks_here} ranks but {gpus} GPU(s) on this machine: start as many, or --device cpu"
+    if gpus < ranks_here and (gpus > 1 or (gpus == 0 and options.device == "cuda")):
+        raise Refused(too_few)
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     patience = timedelta(seconds=options.timeout)
@@ -100,6 +101,8 @@ def join(options: argparse.Namespace) -> Ranks:
         print(json.dumps(about, default=str), flush=True)
     if device.type.encode() != store.get("device"):  # else nccl and gloo would wait for each other
         raise Refused(f"rank {rank} is on {device.type}, rank 0 is not: see --device")
+    if gpus and store.add(str(torch.cuda.get_device_properties(device).uuid), 1) > 1:
+        raise Refused(too_few)  # each process may see one GPU alone, but not the same
     who = {"store": store, "rank": rank, "world_size": size, "device_id": device if gpus else None}
     dist.init_process_group("nccl" if gpus else "gloo", timeout=patience, **who)
     return Ranks(rank, size, device)

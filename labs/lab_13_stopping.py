@@ -27,6 +27,10 @@ LEAVE_S = 60.0  # that a rank which has failed waits for the save under way
 FIRST_SAYS_S = 20.0  # that the other ranks of a machine wait for the first, which may still import torch
 
 
+class WrongStart(Exception):
+    """The ranks were started in a way that cannot work; its text says how to start them."""
+
+
 class StopSign:
     """Whether some rank was asked to stop: by Ctrl-C, a scheduler's SIGTERM or SIGUSR1, a lost terminal.
 
@@ -75,14 +79,17 @@ def die_with_launcher() -> None:
 def store_of_this_attempt(timeout: timedelta) -> dist.Store:
     """A store with keys of its own for each restart: torchrun's still holds the addresses of dead ranks.
 
-    On several machines agents count differently: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
+    On several machines agents count restarts differently, so there each attempt needs a new store.
     """
     if "MASTER_ADDR" not in os.environ:
         return dist.HashStore()  # one process, started without torchrun
-    serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    if is_torchruns and not one_machine and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        raise WrongStart("several machines: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    serves = not is_torchruns and os.environ["RANK"] == "0"
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=serves, timeout=timeout)
-    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_machine else "any"
     return dist.PrefixStore(f"attempt {attempt}", store)
 
@@ -102,7 +109,7 @@ def run_rank(main: Callable[[], int], refused: tuple[type[Exception], ...]) -> i
         die_with_launcher()
         code = main()
         dist.barrier()
-    except refused as error:
+    except (WrongStart, *refused) as error:
         code = 2
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one line for each machine
             print(error, file=sys.stderr)

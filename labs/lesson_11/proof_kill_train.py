@@ -54,7 +54,7 @@ class Case:
     """A kill of rank ``victim`` of ``ranks``, then a second run on another number of ranks."""
 
     moment: Moment
-    newest: str  # the checkpoint to go on from
+    newest: str  # the checkpoint to resume from
     ranks: int = 1
     victim: int = 0
     ranks_then: int = 1
@@ -217,12 +217,12 @@ def kill_and_go_on(case: Case, unbroken: Path, cfg: Config) -> float:
         if newest != case.newest:
             raise CourseError(f"{case.where}: the newest checkpoint is {newest}, not {case.newest}")
         resumed = launch(folder, cfg, case.ranks_then)
-        goes_on_from = NONE
+        resumes_from = NONE
         for line in resumed.said.splitlines():
-            if line.startswith("going on from "):
-                goes_on_from = line.removeprefix("going on from ")
-        if resumed.codes != [0] * case.ranks_then or goes_on_from != case.newest:
-            raise CourseError(f"{case.where}: goes on from {goes_on_from}: {resumed.codes}\n{resumed.said}")
+            if line.startswith("resuming from "):
+                resumes_from = line.removeprefix("resuming from ")
+        if resumed.codes != [0] * case.ranks_then or resumes_from != case.newest:
+            raise CourseError(f"{case.where}: resumes from {resumes_from}: {resumed.codes}\n{resumed.said}")
         if checkpoints_in(folder) != [NEXT]:
             raise CourseError(f"{case.where}: is left: {checkpoints_in(folder)}")
         distance = difference(folder / NEXT, unbroken / f"{NEXT}.pt")
@@ -321,7 +321,7 @@ def main(cfg: Config) -> None:
             told = list(group)
             what = told[0].where if len(told) == 1 else f"{told[0].where} to {told[-1].where}"
             kills = "kill" if len(told) == 1 else "kills"
-            print(f"{ranks} rank(s), {len(told):2} {kills}, {what}: goes on from {newest}")
+            print(f"{ranks} rank(s), {len(told):2} {kills}, {what}: resumes from {newest}")
         print("each file of a checkpoint is flushed before it gets its final name")
         print(f"{len(cases)} kills: each second run ends within {cfg.tolerance:.0e} of the unbroken run")
 

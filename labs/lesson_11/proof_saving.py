@@ -98,7 +98,7 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
         try:
             reached.wait()
             expect("while it is written", names(folder), ["step_00000002.part"])
-            expect("to go on from", checkpointing.complete_in(folder), [])
+            expect("to resume from", checkpointing.complete_in(folder), [])
             one.steps(1)
             print_on_rank_0("step 3 is done meanwhile")
         finally:

@@ -76,7 +76,7 @@ def b_is_lost(watch: Watch, a: Launch, b: Launch) -> int:
     kept = newest(watch.folder / "run")
     print("A and B have trained together; B's agent is killed, its rank dies with it, A's ranks fail")
     expect("exit code of A", watch.exit_code(a), 0)
-    expect("A goes on from step", a.attempts()[-1].first, kept)
+    expect("A resumes from step", a.attempts()[-1].first, kept)
     return kept
 
 
