@@ -8,6 +8,7 @@ Written by:  notebooks/13_elastic.ipynb (edit it there)
 
 import ctypes
 import gc
+import math
 import os
 import signal
 import sys
@@ -31,16 +32,23 @@ class WrongStart(Exception):
     """The ranks were started in a way that cannot work; its text says how to start them."""
 
 
+SAVE, STOP = 1, 2  # what a rank may ask of all
+
+
 class StopSign:
     """Whether some rank was asked to stop: by Ctrl-C, a scheduler's SIGTERM or SIGUSR1, a lost terminal.
 
-    A signal reaches the ranks at different steps, but all must leave after the same one. So each step asks
-    all ranks, and reads the answer in the next one. ``group``: a gloo group of its own, which connects all
-    ranks by sockets, on the network card that GLOO_SOCKET_IFNAME names, or that of the host's name.
+    Also whether it is time to save, every ``save_every_s`` seconds. A signal reaches the ranks at different
+    steps, but all must leave after the same one. So each step asks all ranks, and reads the answer in the
+    next one. ``group``: a gloo group of its own, which connects all ranks by sockets, on the network card
+    that GLOO_SOCKET_IFNAME names, or that of the host's name.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, save_every_s: float = math.inf) -> None:
         self.group = group
+        self.save_every_s = save_every_s
+        self.save_at = time.monotonic() + save_every_s
+        self.save_now = False  # the same on all ranks, after ``seen_by_all``
         self.asked = False
         self.answer = torch.zeros(1, dtype=torch.int32)
         self.work = None
@@ -54,10 +62,14 @@ class StopSign:
     def seen_by_all(self) -> bool:
         """Whether all ranks are to stop now. Collective, once a step or batch; the same answer everywhere."""
         self.finish()
-        stop = bool(self.answer.item())
-        self.answer = torch.tensor([int(self.asked)], dtype=torch.int32)
+        seen = int(self.answer)
+        self.save_now = seen == SAVE
+        if self.save_now:
+            self.save_at = time.monotonic() + self.save_every_s
+        wish = STOP if self.asked else SAVE if time.monotonic() >= self.save_at else 0
+        self.answer = torch.tensor([wish], dtype=torch.int32)
         self.work = dist.all_reduce(self.answer, dist.ReduceOp.MAX, group=self.group, async_op=True)
-        return stop
+        return seen == STOP
 
     def finish(self) -> None:
         if self.work:

@@ -136,6 +136,7 @@ def test_a_line_of_json_every_few_steps_and_at_the_end():
     steps = [line for line in lines if "step" in line]
     assert [line["step"] for line in steps] == [10, 20, 30, 40, 50, 58]
     keys = {"step", "loss", "lr", "gradient_norm", "images/s", "tflops_per_rank", "mfu"}
+    keys |= {"peak_memory_gib", "time"}
     assert all(line.keys() == keys for line in steps)
     for line in steps:
         assert line["gradient_norm"] > 0
@@ -185,7 +186,9 @@ def test_the_learning_rate_and_the_epochs_may_change_on_request(tmp_path: Path):
     first, last = (state_in(tmp_path / name)["model"]["8.weight"].norm() for name in complete(tmp_path))
     assert last < 0.95 * first  # a decay of 0.0001 leaves more than 0.99 of it
     tested = warm_torchrun(TRAIN, *changed, "--evaluate", *saving, ranks=2)
-    assert [line for line in lines_of(tested) if "epoch" in line] == lines_of(done)[-1:]
+    [again], last = [line for line in lines_of(tested) if "epoch" in line], lines_of(done)[-1]
+    assert again.pop("time") > last.pop("time")
+    assert again == last
 
 
 def shard_of(checkpoint: Path) -> Path:
@@ -539,6 +542,38 @@ def test_the_last_save_is_tried_again(tmp_path: Path):
     [line] = told_of(done)
     assert line.startswith("step_00000058 was not saved: OSError: [Errno 28] No space left on device")
     assert complete(tmp_path) == ["step_00000029", "step_00000058"]
+
+
+def test_a_save_by_time_and_checkpoints_that_are_never_removed(tmp_path: Path):
+    """Each step takes 0.2 s here, on rank 1; all ranks save after the same step."""
+    slow = "real = script.Trainer.train_step\n"
+    slow += "def step(*a): script.time.sleep(0.2 * (os.environ['RANK'] == '1')); real(*a)\n"
+    slow += "script.Trainer.train_step = step"
+    by_time = ("--epochs", "1", "--save-every", "1000", "--save-minutes", "0.03", "--keep", "9")
+    done = warm_torchrun(CHANGED, slow, *by_time, "--checkpoints", tmp_path / "time", PYTHONPATH=LABS)
+    assert done.returncode == 0, done.stdout
+    steps = [int(name[5:]) for name in complete(tmp_path / "time")]
+    assert len(steps) >= 3 and steps[-1] == 29, steps  # 5.8 s: about every 9 steps, and the last one
+    options = ("--epochs", "1", "--save-every", "4", "--keep", "1", "--keep-every", "8")
+    done = warm_torchrun(TRAIN, *options, "--checkpoints", tmp_path / "steps")
+    assert done.returncode == 0, done.stdout
+    assert complete(tmp_path / "steps") == [f"step_{step:08d}" for step in (8, 16, 24, 29)]
+
+
+def test_batch_norm_over_all_ranks_is_a_choice_and_needs_gpus():
+    done = warm_torchrun(TRAIN, "--sync-batch-norm")
+    assert done.returncode == 2
+    assert "--sync-batch-norm: torch has it for GPUs alone" in done.stdout
+
+
+def test_the_list_of_files_is_read_by_one_rank(images: Path):
+    code = "import torchvision.datasets as of_files\n"
+    code += "def list_it(*a, real=of_files.ImageFolder, **b):\n"
+    code += "    print('rank', os.environ['RANK'], 'lists', flush=True)\n    return real(*a, **b)\n"
+    code += "of_files.ImageFolder = list_it"
+    done = warm_torchrun(CHANGED, code, *SMALL, images, PYTHONPATH=LABS)
+    assert done.returncode == 0, done.stdout
+    assert [line for line in done.stdout.splitlines() if "lists" in line] == ["rank 0 lists"] * 2
 
 
 def test_adamw_decays_matrices_and_filters_alone(tmp_path: Path):
