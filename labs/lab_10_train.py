@@ -359,7 +359,8 @@ def train_epoch(trainer: Trainer, loader: DataLoader, saver: Checkpoints | None,
         trainer.train_step(samples, labels)
         stopped = stop.seen_by_all()
         is_last = stopped or trainer.step == trainer.steps
-        is_due = trainer.step % (trainer.options.save_every or trainer.steps_of_epoch) == 0
+        every = [trainer.options.save_every or trainer.steps_of_epoch, trainer.options.keep_every]
+        is_due = any(steps and trainer.step % steps == 0 for steps in every)
         is_saved = is_last or is_due or stop.save_now
         is_logged = is_last or trainer.step % trainer.options.log_every == 0
         if (is_saved or is_logged) and not trainer.is_finite():

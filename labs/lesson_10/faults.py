@@ -9,7 +9,7 @@ FAULTS: list[Fault] = [
         lab="10_batch",
         old='"same rate, same epochs": ("epochs", False)',
         new='"same rate, same epochs": ("steps", False)',
-        told="the largest batch was to have learnt least",
+        told="the largest batch should have learnt least",
     ),
     Fault(
         lab="10_claims",

@@ -1,4 +1,4 @@
-"""The script of lesson 10 complains in one line, goes on where it stopped, and leaves nothing behind."""
+"""The script of lesson 10 complains in one line, resumes where it stopped, and leaves nothing behind."""
 
 import fcntl
 import hashlib
@@ -144,8 +144,8 @@ def test_a_line_of_json_every_few_steps_and_at_the_end():
     assert [line["images"] for line in lines if "epoch" in line] == [360, 360]
 
 
-def test_a_run_that_goes_on_with_other_ranks_equals_the_unbroken_one(tmp_path: Path):
-    """Two ranks, then one, then three; each goes on in the middle of an epoch of 28 steps."""
+def test_a_run_that_resumes_with_other_ranks_equals_the_unbroken_one(tmp_path: Path):
+    """Two ranks, then one, then three; each resumes in the middle of an epoch of 28 steps."""
     common = ("--float64", "--augment", "--epochs", "2", "--batch-size", "50")
     saving = ("--save-every", "7", "--keep", "100", "--checkpoints")
     whole, one, three = (tmp_path / name for name in ("whole", "one", "three"))
@@ -375,7 +375,7 @@ def test_a_second_job_in_the_folder_is_refused_and_removes_nothing(whole: Path, 
     assert not part.exists()
 
 
-def test_without_locks_a_run_says_so_and_goes_on(tmp_path: Path):
+def test_without_locks_a_run_says_so_and_continues(tmp_path: Path):
     code = "def no(*_): raise OSError(errno.ENOLCK, 'No locks available')\ncheckpointing.fcntl.lockf = no"
     done = warm_torchrun(CHANGED, code, *ONE_EPOCH, tmp_path, PYTHONPATH=LABS)
     assert done.returncode == 0, done.stdout
@@ -475,7 +475,7 @@ def test_a_signal_leaves_a_complete_checkpoint_and_no_process(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_the_exit_code_tells_that_a_run_can_go_on(number: int, tmp_path: Path):
+def test_the_exit_code_tells_that_a_run_can_resume(number: int, tmp_path: Path):
     """A signal while it trains: it saves the step that it has done, which no --save-every would."""
     folder = tmp_path / "run"
     arguments = ["--epochs", "1000", "--save-every", "10", "--checkpoints", str(folder)]
@@ -608,7 +608,7 @@ def test_a_folder_of_images_is_trained_on_with_batch_norm(images: Path):
     assert [line["images"] for line in lines_of(done) if "images" in line] == [2, 2]
 
 
-def test_a_run_whose_images_have_moved_goes_on_and_with_others_it_is_refused(images: Path, tmp_path: Path):
+def test_a_run_whose_images_have_moved_resumes_and_with_others_it_is_refused(images: Path, tmp_path: Path):
     saved = ("--checkpoints", tmp_path / "run")
     assert warm_torchrun(TRAIN, *SMALL, images, *saved).returncode == 0
     moved = images.rename(tmp_path / "moved")
@@ -644,7 +644,7 @@ def test_a_folder_with_other_classes_to_test_is_told_in_one_line(images: Path):
     assert "train has the classes ['dark', 'light'], test has ['bright', 'dark']" in done.stdout
 
 
-def test_the_files_alone_train_die_and_go_on(tmp_path: Path):
+def test_the_files_alone_train_die_and_resume(tmp_path: Path):
     """Copied into an empty folder, where nothing else of this course can be imported."""
     trap = tmp_path / "trap"
     trap.mkdir()

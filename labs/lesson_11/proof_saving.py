@@ -109,7 +109,7 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
 
 
 def disk_is_full(one: Run, folder: Path, ranks: script.Ranks) -> None:
-    """The last rank cannot write; no rank calls that a checkpoint, and training goes on."""
+    """The last rank cannot write; no rank calls that a checkpoint, and training continues."""
 
     def fail_on_the_last_rank(original, self, plan, planner):
         if ranks.rank == ranks.size - 1:

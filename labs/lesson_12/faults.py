@@ -52,7 +52,7 @@ FAULTS: list[Fault] = [
         lab="12_averages",
         old='optimizer.state[p]["momentum_buffer"])',
         new="p.detach())",
-        told="after Join the ranks' momentum was to differ",
+        told="after Join the ranks' momentum should have differed",
     ),
     Fault(
         lab="12_batches",

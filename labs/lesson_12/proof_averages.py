@@ -228,7 +228,7 @@ def check_momentum(cfg: Config, group: Group) -> None:
     except ParityError:
         print_on_rank_0("after Join: the ranks have the same parameters, and each its own momentum")
         return
-    raise CourseError("after Join the ranks' momentum was to differ")
+    raise CourseError("after Join the ranks' momentum should have differed")
 
 
 def main(cfg: Config) -> None:

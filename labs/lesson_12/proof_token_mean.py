@@ -163,7 +163,7 @@ def check_wrong(name: str, way: str, truth: list, cfg: Config, group: Group) -> 
     pairs = zip(weights_of(model), truth, strict=True)
     off = max((mine - other).abs().max().item() for (_, mine), (_, other) in pairs)
     if off < cfg.apart:
-        raise CourseError(f"{name}, {way}: off by {off:.1e}, it was to differ")
+        raise CourseError(f"{name}, {way}: off by {off:.1e}, it should have differed")
     print_on_rank_0(f"{name:5}  {way}: off by {off:.0e}")
 
 
