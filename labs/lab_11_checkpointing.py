@@ -31,7 +31,7 @@ COMPLETE = re.compile(r"step_\d{8,}")  # the name of a checkpoint that is comple
 MISSING, DAMAGED, MOVED = "is missing", "does not match its checksum", "is that of another step"
 PATIENCE_S = 60.0  # with a file that cannot be read: NFS may show it after so long, see acdirmax in nfs(5)
 AGAIN_S = 5.0  # between the two tries of the last save
-LEASE_S = 120.0  # NFSv4 keeps the locks of a dead machine for a lease, on Linux 90 s: see nfsd(7)
+LEASE_S = 120.0  # a dead machine keeps its locks on an NFSv4 server for a lease, 90 s: nfsd4_lease of Linux
 
 
 class Refused(Exception):
