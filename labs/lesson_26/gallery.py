@@ -15,11 +15,13 @@ from shared.runtime.group import read_environment
 from shared.runtime.results import ROOT
 from shared.runtime.run import run
 
-from lesson_26 import divided, hidden, starting, training, waiting, wrong
+from lesson_26 import divided, hidden, resuming, starting, training, waiting, wrong
 from lesson_26.sourced import SOURCED
 from lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 
-CASES = [case for part in (waiting, starting, training, divided, hidden, wrong) for case in part.CASES]
+CASES = [
+    case for part in (waiting, starting, training, divided, hidden, wrong, resuming) for case in part.CASES
+]
 NOTEBOOKS = ROOT / "notebooks"
 ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
