@@ -1,6 +1,6 @@
 """The script of lesson 10 with another task: a small transformer that predicts the next byte of a text.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_tokens.py --data LICENSE --epochs 2
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_tokens.py --epochs 2
 Written by:  notebooks/10_training_template.ipynb (edit it there)
 """
 
@@ -38,7 +38,8 @@ class Bytes(script.Images):
     unit = "tokens"
 
     def data(self) -> script.Data:
-        file = Path(self.options.data)
+        is_given = self.options.data != "digits"
+        file = Path(self.options.data if is_given else script.__file__)
         if not file.is_file():
             raise script.DataError(f"--data {file}: no text of that name")
         lines = [list(line[: LONGEST + 1]) for line in file.read_bytes().splitlines() if line]

@@ -4,7 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_10/proof_token
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -28,19 +27,8 @@ class Config:
 
 
 def main(cfg: Config) -> None:
-    text = Path(__file__).resolve().parents[2] / "LICENSE"
-    words = [
-        "--data",
-        str(text),
-        "--float64",
-        "--batch-size",
-        str(cfg.batch),
-        "--warm-up",
-        "0",
-        "--clip",
-        "0.5",
-    ]
-    options = script.parse([*words, "--micro-batch", "4", "--weight-decay", "0"])
+    small = ["--float64", "--batch-size", str(cfg.batch), "--micro-batch", "4"]
+    options = script.parse([*small, "--warm-up", "0", "--clip", "0.5", "--weight-decay", "0"])
     with process_group(timeout_s=120, smallest=2) as group:
         ranks = script.Ranks(group.rank, group.world_size, group.device)
         data = Bytes(options).data()

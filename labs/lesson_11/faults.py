@@ -58,8 +58,8 @@ FAULTS: list[Fault] = [
         # A checkpoint that is half removed must not look complete.
         Fault(
             lab="11_checkpointing",
-            old='shutil.rmtree(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
-            new="shutil.rmtree(path)",
+            old='remove(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
+            new="remove(path)",
             told="looks complete and is not",
         ),
         Fault(

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.runtime.errors import CourseError
+
 from lab_11_checkpointing import Checkpoints, Refused
 from lab_13_stopping import run_rank
 
@@ -125,9 +127,11 @@ def main(kind: str, folder: Path) -> int:
     if checkpoints.resume():
         expected = torch.load(truth)
         found = values_of(model, optimizer)
-        assert found.keys() == expected["values"].keys(), found.keys() ^ expected["values"].keys()
+        if found.keys() != expected["values"].keys():
+            raise CourseError(f"other names: {found.keys() ^ expected['values'].keys()}")
         for name, value in found.items():
-            assert torch.equal(value, expected["values"][name]), f"{name} is not what was saved"
+            if not torch.equal(value, expected["values"][name]):
+                raise CourseError(f"{name} is not what was saved")
         told = [None] * dist.get_world_size()
         dist.all_gather_object(told, int(torch.randint(1000, (), generator=numbers.generator)))
         own = told == expected["numbers"]
