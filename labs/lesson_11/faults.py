@@ -71,12 +71,12 @@ FAULTS: list[Fault] = [
         # Old ones go before the new one is there.
         Fault(
             lab="11_checkpointing",
-            old="        self.wait()\n        self.step = step\n",
+            old="        self.wait()\n        state = self.state()\n",
             new="""        self.wait()
         if dist.get_rank() == 0:
             for old in complete_in(self.folder)[self.keep - 1 :]:
                 shutil.rmtree(old)
-        self.step = step
+        state = self.state()
 """,
             told="the newest checkpoint is",
         ),
