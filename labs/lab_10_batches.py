@@ -9,7 +9,7 @@ Written by:  notebooks/10_training_template.ipynb (edit it there)
 import gzip
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class Data(NamedTuple):
     train: Dataset
     test: Dataset
     classes: int
-    known_by: int  # another number: other images. It does not depend on where they lie
+    known_by: int  # a fingerprint of the images, independent of their path
 
     def check_that_all_ranks_have_it(self) -> None:
         known = [None] * dist.get_world_size()
@@ -112,19 +112,56 @@ def digits() -> Data:
     return Data(train, test, 10, seed_of(rows.tolist()))
 
 
+class Files(Dataset):
+    """Images of a folder. Names are one block of bytes, which workers share: a list would be copied."""
+
+    def __init__(self, folder: Path, names: list[str], labels: list[int], transform: Callable) -> None:
+        self.folder = folder
+        self.names = "".join(names).encode()
+        self.ends = torch.tensor([0, *(len(name.encode()) for name in names)]).cumsum(0)
+        self.labels = torch.tensor(labels)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from torchvision.datasets.folder import default_loader
+
+        name = self.names[self.ends[index] : self.ends[index + 1]].decode()
+        return self.transform(default_loader(str(self.folder / name))), int(self.labels[index])
+
+
 def images_of(folder: Path, side: int) -> Data:
-    """Images of a folder with train/CLASS/ and test/CLASS/, known by their names and some of their files."""
+    """Images of a folder with train/CLASS/ and test/CLASS/, known by their names and some of their files.
+
+    Rank 0 alone lists the folder: a file system with millions of files is slow to list. Collective.
+    """
     from torchvision import transforms
+
+    found = [list_of(folder) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    if isinstance(found[0], str):
+        raise DataError(found[0])
+    cut = transforms.Compose([transforms.Resize(side), transforms.CenterCrop(side), transforms.ToTensor()])
+    (names, labels, classes), (test_names, test_labels, _) = found[0]
+    few = [folder / name for name in names[:: math.ceil(len(names) / 8)]]
+    known_by = seed_of(names + test_names, [file.read_bytes() if file.is_file() else None for file in few])
+    train = Files(folder, names, labels, cut)
+    return Data(train, Files(folder, test_names, test_labels, cut), len(classes), known_by)
+
+
+def list_of(folder: Path) -> list[tuple[list[str], list[int], list[str]]] | str:
+    """(names, labels, classes) of the images to train on and of those to test with; or what is wrong."""
     from torchvision.datasets import ImageFolder
 
-    cut = [transforms.Resize(side), transforms.CenterCrop(side), transforms.ToTensor()]
     try:
-        train = ImageFolder(folder / "train", transforms.Compose(cut))
-        test = ImageFolder(folder / "test", transforms.Compose(cut))
+        train, test = (ImageFolder(folder / part) for part in ("train", "test"))
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{folder} is no folder with train/CLASS/*.png and test/CLASS/*.png") from None
+        return f"{folder} is no folder with train/CLASS/*.png and test/CLASS/*.png"
     if train.classes != test.classes:
-        raise DataError(f"{folder.name}: train has the classes {train.classes}, test has {test.classes}")
-    names = [str(Path(path).relative_to(folder)) for path, _ in train.samples + test.samples]
-    few = train.samples[:: math.ceil(len(train) / 8)]
-    return Data(train, test, len(train.classes), seed_of(names, [Path(path).read_bytes() for path, _ in few]))
+        return f"{folder.name}: train has the classes {train.classes}, test has {test.classes}"
+    return [
+        ([str(Path(file).relative_to(folder)) for file, _ in part.samples], part.targets, part.classes)
+        for part in (train, test)
+    ]

@@ -1,17 +1,19 @@
-"""Train an image classifier on any number of ranks, and go on after a restart at any moment.
+"""Train a model on any number of ranks, and resume after a kill at any moment; images are the example.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_10_train.py --epochs 2
 Written by:  notebooks/10_training_template.ipynb (edit it there)
 
 To copy, with lab_10_batches.py, lab_11_checkpointing.py and lab_13_stopping.py. Folders need torchvision.
+For your own data, model and loss write a class like ``Images``; lab_10_tokens.py does, in 40 lines.
 SIGTERM, SIGINT, SIGHUP to torchrun or a rank, SIGUSR1 to a rank: all save, and leave (after an evaluation).
-Exit codes of a rank: 0 done, 1 a failure, 2 refused, 75 saved and left; the same command goes on from there.
+Exit codes of a rank: 0 done, 1 a failure, 2 refused, 75 saved and left; the same command resumes.
 """
 
 import argparse
 import json
 import math
 import os
+import resource
 import sys
 import time
 from collections import namedtuple
@@ -31,10 +33,11 @@ from lab_10_batches import Data, DataError, RankBatches, Shifted, digits, images
 from lab_11_checkpointing import Checkpoints, Refused
 from lab_13_stopping import SAVED_AND_LEFT, StopSign, ignore_signals, run_rank, store_of_this_attempt
 
-# When a run goes on, FREE options may differ, and with --allow-changes the CHANGEABLE ones; no others.
-FREE = {"allow_changes", "checkpoints", "data", "device", "evaluate", "keep", "log_every", "peak_tflops"}
-FREE |= {"save_every", "timeout", "workers"}
+# When a run resumes, FREE options may differ; CHANGEABLE ones only with --allow-changes; no others.
+FREE = {"allow_changes", "checkpoints", "data", "device", "evaluate", "keep", "keep_every", "log_every"}
+FREE |= {"peak_tflops", "save_every", "save_minutes", "timeout", "workers"}
 CHANGEABLE = {"clip", "compile", "epochs", "images", "lr", "micro_batch", "warm_up", "weight_decay"}
+MAY_BE_0 = {"clip", "lr", "save_minutes", "seed", "warm_up", "weight_decay", "workers"}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -54,14 +57,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--weight-decay", type=float, default=1e-4, help="of matrices and filters, not of norms and biases")
     add("--clip", type=float, default=1.0, help="highest norm of the gradient; 0: any")
     add("--augment", action="store_true", help="shift the images to train on at random")
-    add("--amp", nargs="?", const="bf16", choices=["bf16", "fp16"], help="half precision where that is safe")
+    add(
+        "--amp", nargs="?", const="bf16", choices=["bf16", "fp16"], help="use half precision where it is safe"
+    )
+    add("--sync-batch-norm", action="store_true", help="normalize over the images of all ranks; needs GPUs")
     add("--float64", action="store_true", help="compute in float64, to compare runs")
-    add("--compile", action="store_true", help="compile the model, anew for each size of a micro-batch")
+    add("--compile", action="store_true", help="compile the model; recompiles for each micro-batch size")
     add("--seed", type=int, default=0, help="of all that is random")
     add("--workers", type=int, default=0, help="processes per rank that load images")
-    add("--checkpoints", type=Path, metavar="FOLDER", help="save there, and go on from the newest one there")
+    add("--checkpoints", type=Path, metavar="FOLDER", help="save there, and resume from the newest one there")
     add("--save-every", type=int, help="steps between two checkpoints; None: an epoch")
-    add("--keep", type=int, default=2, help="checkpoints to keep")
+    add("--save-minutes", type=float, help="minutes between two checkpoints, beside --save-every; None: any")
+    add("--keep", type=int, default=2, help="newest checkpoints to keep")
+    add("--keep-every", type=int, help="also keep the checkpoint of each multiple of this step, for ever")
     add("--allow-changes", action="store_true", help=f"these may differ: {', '.join(sorted(CHANGEABLE))}")
     add("--evaluate", action="store_true", help="only test the newest checkpoint")
     add("--log-every", type=int, default=10, help="steps between two lines of JSON")
@@ -73,7 +81,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.lr is None:
         options.lr = {"sgd": 0.1, "adamw": 0.001}[options.optimizer]
     for name, value in vars(options).items():
-        lowest = 0 if name in ("lr", "warm_up", "weight_decay", "clip", "workers", "seed") else 1
+        lowest = 0 if name in MAY_BE_0 else 1
         if type(value) in (int, float) and not lowest <= value < math.inf:
             raise Refused(f"--{name.replace('_', '-')} must be a number from {lowest}, not {value}")
     return options
@@ -87,9 +95,10 @@ def join(options: argparse.Namespace) -> Ranks:
     names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, size, local_rank, ranks_here = (int(os.environ.get(name, alone)) for name, alone in names.items())
     gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
-    if gpus < ranks_here and (gpus or options.device == "cuda"):
-        raise Refused(f"{ranks_here} ranks but {gpus} GPU(s) on this machine: start as many, or --device cpu")
-    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+    too_few = f"{ranks_here} ranks but {gpus} GPU(s) on this machine: start as many, or --device cpu"
+    if gpus < ranks_here and (gpus > 1 or (gpus == 0 and options.device == "cuda")):
+        raise Refused(too_few)
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     patience = timedelta(seconds=options.timeout)
@@ -100,6 +109,8 @@ def join(options: argparse.Namespace) -> Ranks:
         print(json.dumps(about, default=str), flush=True)
     if device.type.encode() != store.get("device"):  # else nccl and gloo would wait for each other
         raise Refused(f"rank {rank} is on {device.type}, rank 0 is not: see --device")
+    if gpus and store.add(str(torch.cuda.get_device_properties(device).uuid), 1) > 1:
+        raise Refused(too_few)  # each process may see one GPU alone, but not the same
     who = {"store": store, "rank": rank, "world_size": size, "device_id": device if gpus else None}
     dist.init_process_group("nccl" if gpus else "gloo", timeout=patience, **who)
     return Ranks(rank, size, device)
@@ -113,38 +124,75 @@ def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[Data
     batches = RankBatches(len(data.train), options.batch_size, options.seed, ranks.rank, ranks.size)
     to_train = DataLoader(Shifted(data.train, options.seed, options.augment), batch_sampler=batches, **common)
     share = range(ranks.rank, len(data.test), ranks.size)  # not padded, so that each image counts once
-    return to_train, DataLoader(Subset(data.test, share), batch_size=256, **common)
+    fits = options.micro_batch or math.ceil(options.batch_size / ranks.size)  # with gradients, even
+    return to_train, DataLoader(Subset(data.test, share), batch_size=fits, **common)
 
 
-def build(data: Data, options: argparse.Namespace, ranks: Ranks) -> nn.Module:
-    torch.manual_seed(options.seed)
-    channels, side, _ = data.train[0][0].shape
-    if options.model == "convnet":  # group norm does not mix the images of a batch
-        first = [nn.Conv2d(channels, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)]
-        second = [nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU(), nn.Flatten()]
-        model = nn.Sequential(*first, *second, nn.Linear(64 * (side // 2) ** 2, data.classes))
-    else:
+class Images:
+    """What is learned: the classes of images. All that knows of images is here and in lab_10_batches.py."""
+
+    unit = "images"  # what each has the same weight in the loss
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+
+    def data(self) -> Data:
+        folder = self.options.data
+        return digits() if folder == "digits" else images_of(Path(folder), self.options.side)
+
+    def model(self, data: Data) -> nn.Module:
+        channels, side, _ = data.train[0][0].shape
+        if self.options.model == "convnet":  # group norm does not mix the images of a batch
+            first = [nn.Conv2d(channels, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)]
+            second = [nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU(), nn.Flatten()]
+            return nn.Sequential(*first, *second, nn.Linear(64 * (side // 2) ** 2, data.classes))
         from torchvision import models
 
-        if options.model not in models.list_models(models) or channels != 3:
-            raise Refused(f"--model {options.model}: no classifier of torchvision, or --data is no folder")
-        model = models.get_model(options.model, num_classes=data.classes)
-    if ranks.device.type == "cuda":  # on a CPU each rank normalizes over its own images
+        name = self.options.model
+        if name not in models.list_models(models) or channels != 3:
+            raise Refused(f"--model {name}: no classifier of torchvision, or --data is no folder")
+        return models.get_model(name, num_classes=data.classes)
+
+    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The sum over the units of a micro-batch, not their mean."""
+        return F.cross_entropy(model(x), y, reduction="sum")
+
+    def count(self, labels: torch.Tensor) -> int | torch.Tensor:
+        """Units in a step, on all ranks together; ``labels`` are this rank's. Collective if need be."""
+        return self.options.batch_size
+
+    def right(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Of a batch for testing: how many units the model gets right, and how many there are."""
+        return (model(x).argmax(1) == y).sum(), len(y)
+
+
+Task = type[Images]
+
+
+def build(data: Data, options: argparse.Namespace, ranks: Ranks, task: Task = Images) -> nn.Module:
+    torch.manual_seed(options.seed)
+    model = task(options).model(data)
+    if options.sync_batch_norm:
+        if ranks.device.type != "cuda":
+            raise Refused("--sync-batch-norm: torch has it for GPUs alone")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return model.to(ranks.device, torch.float64 if options.float64 else torch.float32)
 
 
 class Trainer:
-    def __init__(self, data: Data, options: argparse.Namespace, ranks: Ranks, steps_of_epoch: int) -> None:
+    def __init__(
+        self, data: Data, options: argparse.Namespace, ranks: Ranks, steps_of_epoch: int, task: Task = Images
+    ) -> None:
         self.options = options
+        self.task = task(options)
         self.ranks = ranks
         self.steps_of_epoch = steps_of_epoch
         self.steps = steps_of_epoch * options.epochs
         self.step = 0  # optimizer steps that are done
-        model = build(data, options, ranks)
+        model = build(data, options, ranks, task)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model.eval()(self.move(data.train[0][0][None]))
-        self.flops_per_image = 3 * counter.get_total_flops()  # backward computes twice as much as forward
+        self.flops_per_sample = 3 * counter.get_total_flops()  # backward computes twice as much as forward
         where = [ranks.device.index] if ranks.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model.train(), device_ids=where, gradient_as_bucket_view=True)
         if options.compile:
@@ -173,21 +221,23 @@ class Trainer:
         done = max(0, self.step - self.options.warm_up) / max(1, self.steps - self.options.warm_up)
         return self.options.lr * rise * 0.5 * (1 + math.cos(math.pi * done))
 
-    def train_step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def train_step(self, samples: torch.Tensor, labels: torch.Tensor) -> None:
         """One optimizer step on this rank's part of a global batch."""
+        count = self.task.count(self.move(labels))
         batch_size = self.options.batch_size
         torch.manual_seed(seed_of(self.options.seed, "noise", self.step, self.ranks.rank))
         for group, decay in zip(self.optimizer.param_groups, (self.options.weight_decay, 0.0), strict=True):
             group.update(lr=self.learning_rate(), weight_decay=decay)  # resume has restored the old ones
         largest_share = math.ceil(batch_size / self.ranks.size)
         pieces = math.ceil(largest_share / (self.options.micro_batch or largest_share))  # equal on all ranks
-        micro_batches = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
+        micro_batches = zip(samples.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
         for number, (x, y) in enumerate(micro_batches, start=1):
             with nullcontext() if number == pieces else self.ddp.no_sync():  # the last averages gradients
                 with self.precision:  # forward and loss; the loss itself is computed in float32
-                    loss = F.cross_entropy(self.ddp(self.move(x)), self.move(y), reduction="sum")
-                self.scaler.scale(loss * self.ranks.size / batch_size).backward()  # DDP divides by the ranks
+                    loss = self.task.loss(self.ddp, self.move(x), self.move(y))
+                self.scaler.scale(loss * self.ranks.size / count).backward()  # DDP divides by the ranks
             self.losses += loss.detach()
+        self.counted += count
         self.scaler.unscale_(self.optimizer)
         self.gradient_norm = nn.utils.clip_grad_norm_(self.ddp.parameters(), self.options.clip or math.inf)
         self.scaler.step(self.optimizer)
@@ -207,46 +257,55 @@ class Trainer:
 
     @torch.inference_mode()
     def evaluate(self, loader: DataLoader) -> tuple[float, int]:
-        """Return (share recognised, images seen) of all ranks, which may have an image more or less."""
+        """Return (share that is right, units seen) of all ranks, which may have different numbers."""
         self.share_buffers()
         model = self.ddp.module.eval()  # not the wrapper: its forward may communicate
-        counts = torch.zeros(2, dtype=torch.int64, device=self.ranks.device)  # recognised, seen
-        for images, labels in loader:
+        counts = torch.zeros(2, dtype=torch.int64, device=self.ranks.device)  # right, seen
+        for samples, labels in loader:
             with self.precision:
-                scores = model(self.move(images))
-            counts[0] += (scores.argmax(1) == self.move(labels)).sum()
-            counts[1] += len(labels)
+                right, seen = self.task.right(model, self.move(samples), self.move(labels))
+            counts[0] += right
+            counts[1] += seen
         model.train()
         dist.all_reduce(counts)
-        recognised, seen = counts.tolist()
+        right, seen = counts.tolist()
         epoch = self.step // self.steps_of_epoch
-        self.say({"epoch": epoch, "accuracy": round(recognised / seen, 4), "images": seen})
-        return recognised / seen, seen
+        self.say({"epoch": epoch, "accuracy": round(right / seen, 4), self.task.unit: seen})
+        return right / seen, seen
 
     def begin_log(self) -> None:
         self.losses = torch.zeros((), device=self.ranks.device)  # their sum; it stays on the device
+        self.counted = 0  # units in these losses
         self.logged = self.step
         self.since = time.perf_counter()
 
     def log(self) -> None:
         """A line about the steps since the last one, or since the epoch began. Collective."""
         dist.all_reduce(self.losses)
-        images = (self.step - self.logged) * self.options.batch_size
-        loss = self.losses.item() / images  # it waits for the GPU, so the clock is read after it
-        speed = images / (time.perf_counter() - self.since)
-        tflops = speed * self.flops_per_image / self.ranks.size / 1e12
+        units = int(self.counted)
+        loss = self.losses.item() / max(1, units)  # it waits for the GPU, so the clock is read after it
+        seconds = time.perf_counter() - self.since
+        samples = (self.step - self.logged) * self.options.batch_size
+        tflops = samples * self.flops_per_sample / seconds / self.ranks.size / 1e12
         rate = self.optimizer.param_groups[0]["lr"]
         line = {"step": self.step, "loss": round(loss, 6), "lr": round(rate, 6)}
         line["gradient_norm"] = round(self.gradient_norm.item(), 4)
-        line |= {"images/s": round(speed, 1), "tflops_per_rank": float(f"{tflops:.3g}")}
+        line |= {f"{self.task.unit}/s": round(units / seconds, 1), "tflops_per_rank": float(f"{tflops:.3g}")}
         line |= {"mfu": round(tflops / self.options.peak_tflops, 4)} if self.options.peak_tflops else {}
-        self.say(line)
+        self.say(line | {"peak_memory_gib": round(self.peak_memory() / 2**30, 2)})
         self.begin_log()
+
+    def peak_memory(self) -> int:
+        """Bytes: of this rank's GPU, or of its process."""
+        if self.ranks.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def say(self, line: dict[str, float]) -> None:
         if self.ranks.rank == 0:
             line = {name: value if math.isfinite(value) else None for name, value in line.items()}
-            print(json.dumps(line), flush=True)
+            print(json.dumps(line | {"time": round(time.time(), 1)}), flush=True)  # in seconds since 1970
+            # For Weights & Biases: wandb.log(line, step=self.step)
 
 
 def open_checkpoints(trainer: Trainer, data: Data) -> Checkpoints:
@@ -255,17 +314,18 @@ def open_checkpoints(trainer: Trainer, data: Data) -> Checkpoints:
     settings["images"] = data.known_by  # not --data: they may lie elsewhere in the next job
     state = {"model": trainer.ddp, "optimizer": trainer.optimizer, "more": {"scaler": trainer.scaler}}
     allowed = CHANGEABLE if options.allow_changes else frozenset()
-    rules = {"keep": options.keep, "may_change": allowed, "only_read": options.evaluate}
+    rules = {"keep": options.keep, "keep_every": options.keep_every}
+    rules |= {"may_change": allowed, "only_read": options.evaluate}
     return Checkpoints(options.checkpoints, settings, trainer.new_group(), **state, **rules)
 
 
-def train(options: argparse.Namespace) -> int:
+def train(options: argparse.Namespace, task: Task = Images) -> int:
     """Train to the end, or to a signal; return the exit code."""
     ranks = join(options)
-    data = digits() if options.data == "digits" else images_of(Path(options.data), options.side)
+    data = task(options).data()
     data.check_that_all_ranks_have_it()
     to_train, to_test = loaders(data, options, ranks)
-    trainer = Trainer(data, options, ranks, steps_of_epoch=to_train.batch_sampler.steps)
+    trainer = Trainer(data, options, ranks, to_train.batch_sampler.steps, task)
     checkpoints = open_checkpoints(trainer, data) if options.checkpoints else None
     if checkpoints:
         trainer.step = checkpoints.resume()
@@ -275,7 +335,8 @@ def train(options: argparse.Namespace) -> int:
         trainer.evaluate(to_test)  # the run may have ended before it
     if options.evaluate:
         return 0
-    stop_sign = StopSign(trainer.new_group())
+    save_every_s = 60 * (options.save_minutes or math.inf)
+    stop_sign = StopSign(trainer.new_group(), save_every_s)
     stopped = False
     while trainer.step < trainer.steps and not stopped:
         stopped = train_epoch(trainer, to_train, checkpoints, stop_sign)
@@ -294,11 +355,13 @@ def train_epoch(trainer: Trainer, loader: DataLoader, saver: Checkpoints | None,
     """Train from the next step to the end of its epoch. True if a signal came before."""
     loader.batch_sampler.done = trainer.step
     trainer.begin_log()
-    for images, labels in loader:
-        trainer.train_step(images, labels)
+    for samples, labels in loader:
+        trainer.train_step(samples, labels)
         stopped = stop.seen_by_all()
         is_last = stopped or trainer.step == trainer.steps
-        is_saved = is_last or trainer.step % (trainer.options.save_every or trainer.steps_of_epoch) == 0
+        every = [trainer.options.save_every or trainer.steps_of_epoch, trainer.options.keep_every]
+        is_due = any(steps and trainer.step % steps == 0 for steps in every)
+        is_saved = is_last or is_due or stop.save_now
         is_logged = is_last or trainer.step % trainer.options.log_every == 0
         if (is_saved or is_logged) and not trainer.is_finite():
             if saver:
@@ -313,8 +376,8 @@ def train_epoch(trainer: Trainer, loader: DataLoader, saver: Checkpoints | None,
     return False
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return run_rank(lambda: train(parse(arguments)), (Refused, DataError, argparse.ArgumentError))
+def main(arguments: list[str] | None = None, task: Task = Images) -> int:
+    return run_rank(lambda: train(parse(arguments), task), (Refused, DataError, argparse.ArgumentError))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Save a model that FSDP has sharded. Called again, on any number of ranks, it goes on from there.
+"""Save a model that FSDP has sharded. Called again, on any number of ranks, it resumes.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_11_fsdp.py FOLDER
 Written by:  notebooks/11_checkpoints.ipynb (edit it there)

@@ -1,4 +1,4 @@
-"""A loop that survives a kill at any moment: start it again, on any number of ranks, and it goes on.
+"""A loop that survives a kill at any moment: start it again, on any number of ranks, and it resumes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_loop.py
 Written by:  notebooks/11_checkpoints.ipynb (edit it there)
@@ -25,7 +25,7 @@ def main(folder: Path = Path("checkpoints")) -> int:
     checkpoints = Checkpoints(folder, settings, dist.new_group(backend="gloo"), model, optimizer)
     step = checkpoints.resume()
     while step < 30:
-        inputs = torch.full((8, 64), 0.01 * step)  # what a step learns follows from its number
+        inputs = torch.full((8, 64), 0.01 * step)  # derived from the step number
         model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -28,7 +28,7 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]  # tokens and labels, (sequences,
 def micro_batches_of(rank: int, step: int, sharded: bool, device: torch.device) -> list[MicroBatch]:
     """Of 4 sequences each, padded to the longest of its micro-batch. Under DDP rank r has 2 + r of them.
 
-    A sharded model gathers its parameters in each forward pass, so there all ranks need equally many: 3.
+    A sharded model gathers its parameters in each forward pass, so all ranks need the same number: 3.
     """
     generator = torch.Generator().manual_seed(100 * step + rank)
     micro_batches = []
@@ -57,7 +57,7 @@ def tokens_that_count(micro_batches: list[MicroBatch]) -> torch.Tensor:
     """In all micro-batches of a step, on all ranks. Collective."""
     count = sum((labels != NOT_COUNTED).sum() for _, labels in micro_batches)
     dist.all_reduce(count)
-    return count
+    return count.clamp(min=1)  # in a step of cut prompts none counts
 
 
 def average_if(is_last: bool, model: nn.Module) -> AbstractContextManager:
@@ -80,7 +80,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batches
 
 
 def steps_of_all(own: int, device: torch.device) -> int:
-    """As many steps as the rank with the fewest has data for. Collective, once before training."""
+    """The number of steps for which all ranks have data. Collective, once before training."""
     steps = torch.tensor(own, device=device)
     dist.all_reduce(steps, op=dist.ReduceOp.MIN)
     return int(steps)
@@ -90,7 +90,7 @@ def train(sharded: bool, device: torch.device) -> None:
     rank = dist.get_rank()
     model = fully_shard(build(device)) if sharded else DistributedDataParallel(build(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    data = [micro_batches_of(rank, step, sharded, device) for step in range(3 + rank)]  # unequally many steps
+    data = [micro_batches_of(rank, step, sharded, device) for step in range(3 + rank)]  # different numbers
     steps = steps_of_all(len(data), device)
     for step in range(steps):
         own = sum(int((labels != NOT_COUNTED).sum()) for _, labels in data[step])
@@ -100,7 +100,7 @@ def train(sharded: bool, device: torch.device) -> None:
             print(f"step {step}: tokens on each rank {counts}, each counts 1/{sum(counts)}")
         train_step(model, optimizer, data[step])
     if rank == 0:
-        print(f"all ranks have made {steps} steps")
+        print(f"all ranks completed {steps} steps")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A rank is killed, torchrun starts all ranks again, and training goes on from the last checkpoint.
+"""A rank is killed, torchrun starts all ranks again, and training resumes from the last checkpoint.
 
 Several machines: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun on each, and a FILE that all can read.
 

@@ -8,6 +8,7 @@ Written by:  notebooks/13_elastic.ipynb (edit it there)
 
 import ctypes
 import gc
+import math
 import os
 import signal
 import sys
@@ -27,16 +28,27 @@ LEAVE_S = 60.0  # that a rank which has failed waits for the save under way
 FIRST_SAYS_S = 20.0  # that the other ranks of a machine wait for the first, which may still import torch
 
 
+class WrongStart(Exception):
+    """The ranks were started in a way that cannot work; its text says how to start them."""
+
+
+SAVE, STOP = 1, 2  # what a rank may ask of all
+
+
 class StopSign:
     """Whether some rank was asked to stop: by Ctrl-C, a scheduler's SIGTERM or SIGUSR1, a lost terminal.
 
-    A signal reaches the ranks at different steps, but all must leave after the same one. So each step asks
-    all ranks, and reads the answer in the next one. ``group``: a gloo group of its own, which connects all
-    ranks by sockets, on the network card that GLOO_SOCKET_IFNAME names, or that of the host's name.
+    Also whether it is time to save, every ``save_every_s`` seconds. A signal reaches the ranks at different
+    steps, but all must leave after the same one. So each step asks all ranks, and reads the answer in the
+    next one. ``group``: a gloo group of its own, which connects all ranks by sockets, on the network card
+    that GLOO_SOCKET_IFNAME names, or that of the host's name.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, save_every_s: float = math.inf) -> None:
         self.group = group
+        self.save_every_s = save_every_s
+        self.save_at = time.monotonic() + save_every_s
+        self.save_now = False  # the same on all ranks, after ``seen_by_all``
         self.asked = False
         self.answer = torch.zeros(1, dtype=torch.int32)
         self.work = None
@@ -50,10 +62,14 @@ class StopSign:
     def seen_by_all(self) -> bool:
         """Whether all ranks are to stop now. Collective, once a step or batch; the same answer everywhere."""
         self.finish()
-        stop = bool(self.answer.item())
-        self.answer = torch.tensor([int(self.asked)], dtype=torch.int32)
+        seen = int(self.answer)
+        self.save_now = seen == SAVE
+        if self.save_now:
+            self.save_at = time.monotonic() + self.save_every_s
+        wish = STOP if self.asked else SAVE if time.monotonic() >= self.save_at else 0
+        self.answer = torch.tensor([wish], dtype=torch.int32)
         self.work = dist.all_reduce(self.answer, dist.ReduceOp.MAX, group=self.group, async_op=True)
-        return stop
+        return seen == STOP
 
     def finish(self) -> None:
         if self.work:
@@ -75,14 +91,17 @@ def die_with_launcher() -> None:
 def store_of_this_attempt(timeout: timedelta) -> dist.Store:
     """A store with keys of its own for each restart: torchrun's still holds the addresses of dead ranks.
 
-    On several machines agents count differently: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
+    On several machines agents count restarts differently, so there each attempt needs a new store.
     """
     if "MASTER_ADDR" not in os.environ:
         return dist.HashStore()  # one process, started without torchrun
-    serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    if is_torchruns and not one_machine and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        raise WrongStart("several machines: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    serves = not is_torchruns and os.environ["RANK"] == "0"
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=serves, timeout=timeout)
-    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_machine else "any"
     return dist.PrefixStore(f"attempt {attempt}", store)
 
@@ -102,7 +121,7 @@ def run_rank(main: Callable[[], int], refused: tuple[type[Exception], ...]) -> i
         die_with_launcher()
         code = main()
         dist.barrier()
-    except refused as error:
+    except (WrongStart, *refused) as error:
         code = 2
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one line for each machine
             print(error, file=sys.stderr)

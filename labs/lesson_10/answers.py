@@ -17,6 +17,14 @@ if dist.get_rank() == 0:
 """
 
 ANSWERS = [
+    Right(
+        what="Divides in float32.",
+        old="""
+        recognised, seen = counts.tolist()
+        return recognised / seen
+        """,
+        new="return (counts[0].float() / counts[1]).item()",
+    ),
     Wrong(
         what="A mean of the ranks' accuracies, whose shares differ in size.",
         old=SHARE,

@@ -9,7 +9,7 @@ FAULTS: list[Fault] = [
         lab="10_batch",
         old='"same rate, same epochs": ("epochs", False)',
         new='"same rate, same epochs": ("steps", False)',
-        told="the largest batch was to have learnt least",
+        told="the largest batch should have learnt least",
     ),
     Fault(
         lab="10_claims",
@@ -27,17 +27,17 @@ FAULTS: list[Fault] = [
     # The script, by itself and in the labs that prove it.
     Fault(
         lab="10_train",
-        old="loss = F.cross_entropy(",
-        new="loss = -F.cross_entropy(",
+        old="return F.cross_entropy(",
+        new="return -F.cross_entropy(",
         told="the loss or the model is not finite; try a lower --lr",
         arguments=("--lr", "10", "--clip", "0"),
     ),
     *group_of(
         Fault(
             lab="10_train",
-            old="                    loss = F.cross_entropy(self.ddp(self.move(x)),",
+            old="                    loss = self.task.loss(self.ddp, self.move(x), self.move(y))",
             new="                    scores = self.ddp(self.move(x))\n"
-            "                loss = F.cross_entropy(scores,",
+            "                loss = self.task.loss(lambda _: scores, x, self.move(y))",
             told="bf16: scores are torch.bfloat16, the loss is torch.bfloat16",
         ),
         Fault(
@@ -48,8 +48,8 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="10_train",
-            old="loss * self.ranks.size / batch_size",
-            new="loss / len(images)",
+            old="loss * self.ranks.size / count",
+            new="loss / len(samples)",
             told="whole, step 1: 0.weight: differs by",
         ),
         Fault(
@@ -91,6 +91,14 @@ FAULTS: list[Fault] = [
             told="the stop sign communicates by",
         ),
         run=STEP,
+    ),
+    # Each rank divides by its own labels.
+    Fault(
+        lab="10_tokens",
+        old="        dist.all_reduce(counted)\n",
+        new="        counted *= dist.get_world_size()\n",
+        told="step 1: embed.weight: differs by",
+        run="10_token_steps",
     ),
     # Each rank keeps its own sums of the gradient.
     Fault(

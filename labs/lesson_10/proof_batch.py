@@ -1,4 +1,4 @@
-"""What a larger global batch does to training: after as many epochs, after as many steps, with a larger step.
+"""What a larger global batch does to training: after the same epochs, the same steps, with a larger step.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_10/proof_batch.py
 """
@@ -92,7 +92,7 @@ def main(cfg: Config) -> None:
             for factor in (cfg.factors[0], cfg.factors[-1])
         )
         if max(large) >= min(small):
-            raise CourseError("after as many epochs, the largest batch was to have learnt least")
+            raise CourseError("after the same number of epochs, the largest batch should have learnt least")
         record_results("10_batch", {"runs": runs, "batch": cfg.batch})
 
 

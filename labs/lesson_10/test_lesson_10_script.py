@@ -1,4 +1,4 @@
-"""The script of lesson 10 complains in one line, goes on where it stopped, and leaves nothing behind."""
+"""The script of lesson 10 complains in one line, resumes where it stopped, and leaves nothing behind."""
 
 import fcntl
 import hashlib
@@ -81,11 +81,32 @@ def test_a_wrong_option_is_told_in_one_line(arguments: tuple[str, ...], expected
     assert line.startswith(expected)
 
 
-def test_too_few_gpus_are_an_error():
-    code = "script.torch.cuda.device_count = lambda: 1"
-    done = warm_torchrun(CHANGED, code, PYTHONPATH=LABS)
+# This machine has no GPU: what the script asks of torch.cuda is answered by these lines.
+ONE_GPU_EACH = """
+import types
+script.torch.cuda.device_count = lambda: 1
+script.torch.cuda.set_device = print
+script.torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid={uuid})
+def group(backend, device_id, **options):
+    print(f"rank {{os.environ['RANK']}} takes {{device_id}} over {{backend}}", flush=True)
+    script.time.sleep({wait_s})
+    raise script.Refused("enough")
+script.dist.init_process_group = group
+stopping.FIRST_SAYS_S = 1
+"""
+
+
+def test_two_ranks_on_one_gpu_are_an_error():
+    done = warm_torchrun(CHANGED, ONE_GPU_EACH.format(uuid="'GPU-1'", wait_s=60), PYTHONPATH=LABS)
     assert done.returncode == 2
-    assert done.stdout == "2 ranks but 1 GPU(s) on this machine: start as many, or --device cpu\n"
+    assert "2 ranks but 1 GPU(s) on this machine: start as many, or --device cpu\n" in done.stdout
+
+
+def test_each_rank_may_see_one_gpu_alone():
+    """As srun --gpus-per-task=1, torchrun --virtual-local-rank and Kubernetes arrange it."""
+    code = ONE_GPU_EACH.format(uuid="os.environ['RANK']", wait_s=1)
+    done = warm_torchrun(CHANGED, code, PYTHONPATH=LABS)
+    assert {"rank 0 takes cuda:0 over nccl", "rank 1 takes cuda:0 over nccl"} <= set(done.stdout.splitlines())
 
 
 def test_a_machine_without_a_gpu_beside_one_with_gpus_is_an_error():
@@ -115,6 +136,7 @@ def test_a_line_of_json_every_few_steps_and_at_the_end():
     steps = [line for line in lines if "step" in line]
     assert [line["step"] for line in steps] == [10, 20, 30, 40, 50, 58]
     keys = {"step", "loss", "lr", "gradient_norm", "images/s", "tflops_per_rank", "mfu"}
+    keys |= {"peak_memory_gib", "time"}
     assert all(line.keys() == keys for line in steps)
     for line in steps:
         assert line["gradient_norm"] > 0
@@ -122,8 +144,8 @@ def test_a_line_of_json_every_few_steps_and_at_the_end():
     assert [line["images"] for line in lines if "epoch" in line] == [360, 360]
 
 
-def test_a_run_that_goes_on_with_other_ranks_equals_the_unbroken_one(tmp_path: Path):
-    """Two ranks, then one, then three; each goes on in the middle of an epoch of 28 steps."""
+def test_a_run_that_resumes_with_other_ranks_equals_the_unbroken_one(tmp_path: Path):
+    """Two ranks, then one, then three; each resumes in the middle of an epoch of 28 steps."""
     common = ("--float64", "--augment", "--epochs", "2", "--batch-size", "50")
     saving = ("--save-every", "7", "--keep", "100", "--checkpoints")
     whole, one, three = (tmp_path / name for name in ("whole", "one", "three"))
@@ -136,7 +158,7 @@ def test_a_run_that_goes_on_with_other_ranks_equals_the_unbroken_one(tmp_path: P
         more = ("--workers", "1", "--micro-batch", "9", "--allow-changes") if ranks == 3 else ()
         done = warm_torchrun(TRAIN, *common, *more, *saving, after, ranks=ranks)
         assert done.returncode == 0, done.stdout
-        assert f"\ngoing on from {name}\n" in done.stdout
+        assert f"\nresuming from {name}\n" in done.stdout
     for name in complete(three):
         assert_same_state(whole / name, three / name)
     with pytest.raises(AssertionError):  # the comparison can fail
@@ -164,7 +186,9 @@ def test_the_learning_rate_and_the_epochs_may_change_on_request(tmp_path: Path):
     first, last = (state_in(tmp_path / name)["model"]["8.weight"].norm() for name in complete(tmp_path))
     assert last < 0.95 * first  # a decay of 0.0001 leaves more than 0.99 of it
     tested = warm_torchrun(TRAIN, *changed, "--evaluate", *saving, ranks=2)
-    assert [line for line in lines_of(tested) if "epoch" in line] == lines_of(done)[-1:]
+    [again], last = [line for line in lines_of(tested) if "epoch" in line], lines_of(done)[-1]
+    assert again.pop("time") > last.pop("time")
+    assert again == last
 
 
 def shard_of(checkpoint: Path) -> Path:
@@ -190,6 +214,26 @@ def change_a_setting(checkpoint: Path) -> None:
     record.write_text(record.read_text().replace('"lr": 0.1', '"lr": 0.3'))
 
 
+def empty(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+
+
+def make_a_file(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.write_text("not a folder")
+
+
+def make_metadata_a_folder(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").unlink()
+    (checkpoint / ".metadata").mkdir()
+
+
+def copy_the_one_before(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    shutil.copytree(checkpoint.with_name("step_00000010"), checkpoint)
+
+
 DAMAGED = "does not match its checksum"
 SPOILT = {  # what is done to a checkpoint: what is told
     "64 bytes are flipped": (lambda checkpoint: flip(shard_of(checkpoint)), f"__0_0.distcp {DAMAGED}"),
@@ -202,6 +246,10 @@ SPOILT = {  # what is done to a checkpoint: what is told
     ),
     "run.json says otherwise": (change_a_setting, f"run.json {DAMAGED}"),
     "run.json is missing": (lambda checkpoint: (checkpoint / "run.json").unlink(), "run.json is missing"),
+    "the folder is empty": (empty, "run.json is missing"),
+    "a file has its name": (make_a_file, f"run.json {DAMAGED}"),
+    ".metadata is a folder": (make_metadata_a_folder, f".metadata {DAMAGED}"),
+    "it is a copy of another": (copy_the_one_before, "run.json is that of another step"),
 }
 IMPATIENT = "checkpointing.PATIENCE_S = checkpointing.AGAIN_S = 0.2"
 ONE_EPOCH = ("--epochs", "1", "--float64", "--save-every", "10", "--keep", "9", "--checkpoints")
@@ -235,8 +283,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_is_taken(what: str, 
     spoil(folder / "step_00000020")
     done = warm_torchrun(CHANGED, IMPATIENT, *ONE_EPOCH, folder, PYTHONPATH=LABS)
     assert done.returncode == 0, done.stdout
-    aside = [] if "missing" in problem else ["step_00000020 is now step_00000020.broken"]
-    assert told_of(done) == [f"step_00000020: {problem}", *aside, "going on from step_00000010"]
+    aside = ["step_00000020 is now step_00000020.broken"] if DAMAGED in problem else []
+    assert told_of(done) == [f"step_00000020: {problem}", *aside, "resuming from step_00000010"]
     names = {"step_00000020", "step_00000020.broken", "step_best", "step_mine.part"}
     assert names <= {path.name for path in folder.iterdir()}
     assert_same_state(folder / "step_00000029", whole / "step_00000029")
@@ -247,7 +295,7 @@ def test_if_no_checkpoint_is_whole_nothing_is_renamed(whole: Path, tmp_path: Pat
     flip(shard_of(folder / "step_00000010"))
     refused = warm_torchrun(TRAIN, *ONE_EPOCH, folder)
     assert refused.returncode == 2
-    assert told_of(refused)[1:] == ["run has no whole checkpoint; move it to begin anew"]
+    assert told_of(refused)[1:] == ["run has no whole checkpoint; move it away to start over"]
     assert complete(folder) == ["step_00000010"]
 
 
@@ -269,7 +317,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_costs_nothing(error: str, whole
     code = FAIL.format(times=2, error=error, patience=60)
     done = warm_torchrun(CHANGED, code, *ONE_EPOCH, folder, ranks=1, PYTHONPATH=LABS)
     assert done.returncode == 0, done.stdout
-    assert told_of(done) == ["going on from step_00000020"]
+    assert told_of(done) == ["resuming from step_00000020"]
 
 
 def test_an_error_of_the_disk_is_no_damage(whole: Path, tmp_path: Path):
@@ -282,24 +330,52 @@ def test_an_error_of_the_disk_is_no_damage(whole: Path, tmp_path: Path):
     assert complete(folder) == ["step_00000010", "step_00000020"]
 
 
+def test_an_empty_folder_of_a_high_step_costs_no_minute(whole: Path, tmp_path: Path):
+    """Nothing is made quick here: a start that waits for its files to appear sleeps."""
+    folder = some_of(whole, tmp_path / "run", 10)
+    (folder / "step_99999999").mkdir()
+    code = "def no(seconds): raise SystemExit('it sleeps')\ncheckpointing.time.sleep = no"
+    done = warm_torchrun(CHANGED, code, *ONE_EPOCH, folder, ranks=1, PYTHONPATH=LABS)
+    assert done.returncode == 0, done.stdout
+    assert told_of(done) == ["step_99999999: run.json is missing", "resuming from step_00000010"]
+
+
+def test_a_run_waits_for_the_lock_of_a_machine_that_has_died(whole: Path, tmp_path: Path):
+    """A stand-in for NFS, whose server keeps a dead client's lock for its lease: a process that lives on."""
+    folder = some_of(whole, tmp_path / "run", 10)
+    take = "import fcntl, sys, time\nlock = open(sys.argv[1], 'w')\nfcntl.lockf(lock, fcntl.LOCK_EX)\n"
+    take += "print('host node7, process 42, job 1234', file=lock, flush=True)\nprint(flush=True)\n"
+    take += "time.sleep(15)"
+    with subprocess.Popen([sys.executable, "-c", take, folder / ".lock"], stdout=subprocess.PIPE) as owner:
+        owner.stdout.readline()
+        done = warm_torchrun(TRAIN, *ONE_EPOCH, folder)
+    assert done.returncode == 0, done.stdout
+    waiting, resuming = told_of(done)
+    told = f"{folder} is locked by host node7, process 42, job 1234; waiting 120 s, "
+    assert waiting == f"{told}as its machine may be dead"
+    assert resuming == "resuming from step_00000010"
+
+
 def test_a_second_job_in_the_folder_is_refused_and_removes_nothing(whole: Path, tmp_path: Path):
     folder = some_of(whole, tmp_path / "run", 10)
     part = folder / "step_00000020.part"
     part.mkdir()
     with (folder / ".lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # as the first job's rank 0 does
-        second = warm_torchrun(TRAIN, *ONE_EPOCH, folder)
+        second = warm_torchrun(CHANGED, "checkpointing.LEASE_S = 0.2", *ONE_EPOCH, folder, PYTHONPATH=LABS)
         tested = warm_torchrun(TRAIN, "--evaluate", *ONE_EPOCH, folder)
         assert part.is_dir()
     assert second.returncode == 2
-    assert told_of(second) == [f"another job saves in {folder}; use another folder"]
+    _, refusal = told_of(second)
+    way_out = f"if that has ended, remove {folder / '.lock'}, else use another folder"
+    assert refusal == f"{folder} is locked by another job; {way_out}"
     assert tested.returncode == 0, tested.stdout
     third = warm_torchrun(TRAIN, *ONE_EPOCH, folder)
     assert third.returncode == 0, third.stdout
     assert not part.exists()
 
 
-def test_without_locks_a_run_says_so_and_goes_on(tmp_path: Path):
+def test_without_locks_a_run_says_so_and_continues(tmp_path: Path):
     code = "def no(*_): raise OSError(errno.ENOLCK, 'No locks available')\ncheckpointing.fcntl.lockf = no"
     done = warm_torchrun(CHANGED, code, *ONE_EPOCH, tmp_path, PYTHONPATH=LABS)
     assert done.returncode == 0, done.stdout
@@ -323,7 +399,7 @@ def test_an_option_that_is_new_in_the_script_ends_no_old_run(whole: Path, tmp_pa
     file.write_text(json.dumps(record))
     done = warm_torchrun(TRAIN, *ONE_EPOCH, folder)
     assert done.returncode == 0, done.stdout
-    assert "going on from step_00000010" in told_of(done)
+    assert "resuming from step_00000010" in told_of(done)
 
 
 def test_what_is_not_a_number_is_not_saved(tmp_path: Path):
@@ -344,7 +420,7 @@ def test_the_scale_of_fp16_is_saved_and_the_newest_are_kept(tmp_path: Path):
     assert complete(tmp_path / "run") == ["step_00000020", "step_00000029"]
     shutil.rmtree(tmp_path / "run" / "step_00000029")
     again = warm_torchrun(TRAIN, *common)
-    assert "\ngoing on from step_00000020\n" in again.stdout
+    assert "\nresuming from step_00000020\n" in again.stdout
     scaler = state_in(tmp_path / "run" / "step_00000029")["scaler"]
     assert (scaler["scale"], scaler["_growth_tracker"]) == (65536.0, 29)  # no step was ever skipped
 
@@ -357,7 +433,7 @@ def test_a_compiled_run_and_another_read_each_others_checkpoints(tmp_path: Path)
     plain = tmp_path / "plain"
     shutil.copytree(compiled / "step_00000014", plain / "step_00000014")
     done = warm_torchrun(TRAIN, "--allow-changes", *common, plain, ranks=1)
-    assert "\ngoing on from step_00000014\n" in done.stdout
+    assert "\nresuming from step_00000014\n" in done.stdout
     assert not any("_orig_mod" in name for name in state_in(compiled / "step_00000029")["model"])
     assert_same_state(compiled / "step_00000029", plain / "step_00000029", tolerance=1e-3)
 
@@ -399,7 +475,7 @@ def test_a_signal_leaves_a_complete_checkpoint_and_no_process(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_the_exit_code_tells_that_a_run_can_go_on(number: int, tmp_path: Path):
+def test_the_exit_code_tells_that_a_run_can_resume(number: int, tmp_path: Path):
     """A signal while it trains: it saves the step that it has done, which no --save-every would."""
     folder = tmp_path / "run"
     arguments = ["--epochs", "1000", "--save-every", "10", "--checkpoints", str(folder)]
@@ -435,14 +511,14 @@ def test_a_signal_in_the_evaluation_stops_the_run_after_it(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -f in units of 1,024 bytes")
-def test_a_full_disk_is_told_once_and_at_the_end_what_is_lost(tmp_path: Path):
+def test_a_full_disk_is_told_at_each_save_and_at_the_end_what_is_lost(tmp_path: Path):
     """No file may grow beyond 100 KiB here; a rank's part of a checkpoint is larger."""
     folder = tmp_path / "run"
     script = f"ulimit -f 100; exec '{sys.executable}' '{TRAIN}' --epochs 3 --checkpoints '{folder}'"
     done = command("bash", "-c", script)
     assert done.returncode == 1, done.stdout
-    first, last = told_of(done)
-    assert first.startswith("step_00000029 was not saved: ")
+    *each, last = told_of(done)
+    assert [line[:27] for line in each] == [f"step_000000{n} was not saved" for n in (29, 58, 87, 87)]
     assert last.startswith("step_00000087 was not saved in two tries, and all since the start is lost: ")
     assert [line["epoch"] for line in lines_of(done) if "epoch" in line] == [1, 2, 3]
     assert complete(folder) == []
@@ -468,18 +544,46 @@ def test_the_last_save_is_tried_again(tmp_path: Path):
     assert complete(tmp_path) == ["step_00000029", "step_00000058"]
 
 
+def test_a_save_by_time_and_checkpoints_that_are_never_removed(tmp_path: Path):
+    """Each step takes 0.2 s here, on rank 1; all ranks save after the same step."""
+    slow = "real = script.Trainer.train_step\n"
+    slow += "def step(*a): script.time.sleep(0.2 * (os.environ['RANK'] == '1')); real(*a)\n"
+    slow += "script.Trainer.train_step = step"
+    by_time = ("--epochs", "1", "--save-every", "1000", "--save-minutes", "0.03", "--keep", "9")
+    done = warm_torchrun(CHANGED, slow, *by_time, "--checkpoints", tmp_path / "time", PYTHONPATH=LABS)
+    assert done.returncode == 0, done.stdout
+    steps = [int(name[5:]) for name in complete(tmp_path / "time")]
+    assert len(steps) >= 3 and steps[-1] == 29, steps  # 5.8 s: about every 9 steps, and the last one
+    options = ("--epochs", "1", "--save-every", "4", "--keep", "1", "--keep-every", "8")
+    done = warm_torchrun(TRAIN, *options, "--checkpoints", tmp_path / "steps")
+    assert done.returncode == 0, done.stdout
+    assert complete(tmp_path / "steps") == [f"step_{step:08d}" for step in (8, 16, 24, 29)]
+
+
+def test_batch_norm_over_all_ranks_is_a_choice_and_needs_gpus():
+    done = warm_torchrun(TRAIN, "--sync-batch-norm")
+    assert done.returncode == 2
+    assert "--sync-batch-norm: torch has it for GPUs alone" in done.stdout
+
+
+def test_the_list_of_files_is_read_by_one_rank(images: Path):
+    code = "import torchvision.datasets as of_files\n"
+    code += "def list_it(*a, real=of_files.ImageFolder, **b):\n"
+    code += "    print('rank', os.environ['RANK'], 'lists', flush=True)\n    return real(*a, **b)\n"
+    code += "of_files.ImageFolder = list_it"
+    done = warm_torchrun(CHANGED, code, *SMALL, images, PYTHONPATH=LABS)
+    assert done.returncode == 0, done.stdout
+    assert [line for line in done.stdout.splitlines() if "lists" in line] == ["rank 0 lists"] * 2
+
+
 def test_adamw_decays_matrices_and_filters_alone(tmp_path: Path):
     options = ("--optimizer", "adamw", "--epochs", "1", "--checkpoints", tmp_path / "run")
     done = warm_torchrun(TRAIN, *options)
     assert done.returncode == 0, done.stdout
     assert lines_of(done)[-1]["accuracy"] > 0.8
-    groups = state_in(tmp_path / "run" / "step_00000029")["optimizer"]["param_groups"]
-    decayed = {name for name, group in flat(groups) if group["weight_decay"] > 0}
+    groups = state_in(tmp_path / "run" / "step_00000029")["optimizer"]["groups"]
+    decayed = {name for name, [group] in groups.items() if group["weight_decay"] > 0}
     assert decayed == {"0.weight", "4.weight", "8.weight"}
-
-
-def flat(groups: list[dict]) -> list[tuple[str, dict]]:
-    return [(name, group) for group in groups for name in group["params"]]
 
 
 @pytest.fixture
@@ -504,14 +608,14 @@ def test_a_folder_of_images_is_trained_on_with_batch_norm(images: Path):
     assert [line["images"] for line in lines_of(done) if "images" in line] == [2, 2]
 
 
-def test_a_run_whose_images_have_moved_goes_on_and_with_others_it_is_refused(images: Path, tmp_path: Path):
+def test_a_run_whose_images_have_moved_resumes_and_with_others_it_is_refused(images: Path, tmp_path: Path):
     saved = ("--checkpoints", tmp_path / "run")
     assert warm_torchrun(TRAIN, *SMALL, images, *saved).returncode == 0
     moved = images.rename(tmp_path / "moved")
     shutil.rmtree(tmp_path / "run" / "step_00000002")
     done = warm_torchrun(TRAIN, *SMALL, moved, *saved)
     assert done.returncode == 0, done.stdout
-    assert "going on from step_00000001" in told_of(done)
+    assert "resuming from step_00000001" in told_of(done)
     first = moved / "train" / "dark" / "0.png"
     content = first.read_bytes()
     first.write_bytes((moved / "train" / "light" / "0.png").read_bytes())  # another image, the same name
@@ -540,7 +644,7 @@ def test_a_folder_with_other_classes_to_test_is_told_in_one_line(images: Path):
     assert "train has the classes ['dark', 'light'], test has ['bright', 'dark']" in done.stdout
 
 
-def test_the_files_alone_train_die_and_go_on(tmp_path: Path):
+def test_the_files_alone_train_die_and_resume(tmp_path: Path):
     """Copied into an empty folder, where nothing else of this course can be imported."""
     trap = tmp_path / "trap"
     trap.mkdir()
@@ -564,7 +668,7 @@ def test_the_files_alone_train_die_and_go_on(tmp_path: Path):
     second = torchrun_command(Path("lab_10_train.py"), 3, *arguments, "run")
     done = subprocess.run(second, cwd=alone, env=surroundings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "going on from step_" in done.stdout
+    assert "resuming from step_" in done.stdout
     unbroken = warm_torchrun(TRAIN, *arguments, tmp_path / "unbroken", ranks=1)
     assert unbroken.returncode == 0, unbroken.stdout
     assert_same_state(alone / "run" / "step_00000116", tmp_path / "unbroken" / "step_00000116")

@@ -58,8 +58,8 @@ FAULTS: list[Fault] = [
         # A checkpoint that is half removed must not look complete.
         Fault(
             lab="11_checkpointing",
-            old='shutil.rmtree(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
-            new="shutil.rmtree(path)",
+            old='remove(path.rename(path.with_suffix(".part")))  # half removed, it is not complete',
+            new="remove(path)",
             told="looks complete and is not",
         ),
         Fault(
@@ -71,12 +71,12 @@ FAULTS: list[Fault] = [
         # Old ones go before the new one is there.
         Fault(
             lab="11_checkpointing",
-            old="        self.wait()\n        self.step = step\n",
+            old="        self.wait()\n        state = self.state()\n",
             new="""        self.wait()
         if dist.get_rank() == 0:
             for old in complete_in(self.folder)[self.keep - 1 :]:
                 shutil.rmtree(old)
-        self.step = step
+        state = self.state()
 """,
             told="the newest checkpoint is",
         ),

@@ -26,7 +26,7 @@ class Config:
 def load_checkpoint(path: Path) -> dict:
     """Read what ``save_atomically`` wrote, or say in one line why this file is not that.
 
-    An ``OSError`` of the disk or the network goes on to the caller: it says nothing about the file.
+    An ``OSError`` of the disk or the network is passed to the caller: it says nothing about the file.
     """
     data = path.read_bytes()
     try:
@@ -111,7 +111,7 @@ def a_disk_that_does_not_answer(folder: Path) -> str:
         return f"{path.name}: {error.strerror}"
     except InputError as error:
         raise CourseError(f"{path.name} was not read, and yet judged: {error}") from None
-    raise CourseError(f"{path.name} was to be unreadable")
+    raise CourseError(f"{path.name} should have been unreadable")
 
 
 def main(cfg: Config) -> None:
@@ -128,7 +128,7 @@ def main(cfg: Config) -> None:
                 line = str(error)
             if text not in line or "\n" in line or path.read_bytes() != before:
                 raise CourseError(f"{file}: expected one line with {text!r}, and the file as it was")
-        print(f"{a_disk_that_does_not_answer(folder)}; whether the file is whole, nobody knows")
+        print(f"{a_disk_that_does_not_answer(folder)}; the file may or may not be intact")
         if (folder / "sprung").exists():
             raise CourseError("weights_only=True ran what the file told it to")
         torch.load(folder / "trap.pt", weights_only=False)

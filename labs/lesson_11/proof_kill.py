@@ -147,7 +147,7 @@ def die_while(save: Callable, content: dict, path: Path, moment: Moment | None) 
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code != (0 if moment is None else -signal.SIGKILL):
-        raise CourseError(f"the child that was to die at {moment} ended with exit code {code}")
+        raise CourseError(f"the child that should have died at {moment} ended with exit code {code}")
     if moment is not None:
         return []
     seen = json.loads(listing.read_text())

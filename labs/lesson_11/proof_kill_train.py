@@ -45,7 +45,7 @@ class Config:
 
 BEFORE = "step_00000005"  # complete when the save begins that is killed
 KILLED = "step_00000010"  # the checkpoint whose save is killed
-NONE = "none"  # begin anew
+NONE = "the start"
 NEXT = "step_00000015"  # the last one
 
 
@@ -54,7 +54,7 @@ class Case:
     """A kill of rank ``victim`` of ``ranks``, then a second run on another number of ranks."""
 
     moment: Moment
-    newest: str  # the checkpoint to go on from
+    newest: str  # the checkpoint to resume from
     ranks: int = 1
     victim: int = 0
     ranks_then: int = 1
@@ -197,13 +197,13 @@ def complete_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step_*") if not path.suffix)
 
 
-def kill_and_go_on(case: Case, unbroken: Path, cfg: Config) -> float:
+def kill_and_resume(case: Case, unbroken: Path, cfg: Config) -> float:
     """Kill a run, look at what it leaves, let a second run end it; return how far it is from the unbroken."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve() / "checkpoints"
         killed = launch(folder, cfg, case.ranks, case=case)
         if killed.codes[case.victim] != -signal.SIGKILL:
-            raise CourseError(f"{case.where}: was to be killed there: {killed.codes}\n{killed.said}")
+            raise CourseError(f"{case.where}: should have been killed there: {killed.codes}\n{killed.said}")
         left = complete_in(folder)
         for checkpoint in left:
             try:
@@ -217,12 +217,12 @@ def kill_and_go_on(case: Case, unbroken: Path, cfg: Config) -> float:
         if newest != case.newest:
             raise CourseError(f"{case.where}: the newest checkpoint is {newest}, not {case.newest}")
         resumed = launch(folder, cfg, case.ranks_then)
-        goes_on_from = NONE
+        resumes_from = NONE
         for line in resumed.said.splitlines():
-            if line.startswith("going on from "):
-                goes_on_from = line.removeprefix("going on from ")
-        if resumed.codes != [0] * case.ranks_then or goes_on_from != case.newest:
-            raise CourseError(f"{case.where}: goes on from {goes_on_from}: {resumed.codes}\n{resumed.said}")
+            if line.startswith("resuming from "):
+                resumes_from = line.removeprefix("resuming from ")
+        if resumed.codes != [0] * case.ranks_then or resumes_from != case.newest:
+            raise CourseError(f"{case.where}: resumes from {resumes_from}: {resumed.codes}\n{resumed.said}")
         if checkpoints_in(folder) != [NEXT]:
             raise CourseError(f"{case.where}: is left: {checkpoints_in(folder)}")
         distance = difference(folder / NEXT, unbroken / f"{NEXT}.pt")
@@ -259,7 +259,7 @@ def in_one_order(moments: list[Moment]) -> list[Moment]:
 
 
 def cases_of(seen: list[Moment]) -> list[Case]:
-    """A kill of one process at every moment; some of one rank of two, which three or one go on from."""
+    """A kill of one process at every moment; some of one rank of two, which three or one resume."""
     cases = [Case((f"rename {BEFORE}", 1), NONE)]  # the first save of all
     newest = BEFORE
     for moment in moments_of_one_save(seen):
@@ -314,14 +314,15 @@ def main(cfg: Config) -> None:
         cases = cases_of(seen)
         done = []
         with FORK.Pool(cfg.at_once, initializer=die_with_launcher) as pool:
-            distances = pool.imap(partial(kill_and_go_on, unbroken=unbroken, cfg=cfg), cases)
+            distances = pool.imap(partial(kill_and_resume, unbroken=unbroken, cfg=cfg), cases)
             for case, _ in zip(cases, distances, strict=True):
                 done.append(case)
         for (newest, ranks), group in groupby(done, key=lambda case: (case.newest, case.ranks)):
             told = list(group)
             what = told[0].where if len(told) == 1 else f"{told[0].where} to {told[-1].where}"
-            kills = "kill" if len(told) == 1 else "kills"
-            print(f"{ranks} rank(s), {len(told):2} {kills}, {what}: goes on from {newest}")
+            points = "1 point" if len(told) == 1 else f"{len(told)} points"
+            size = "1 rank" if ranks == 1 else f"{ranks} ranks"
+            print(f"{size}, killed at {points}, {what}: resumes from {newest}")
         print("each file of a checkpoint is flushed before it gets its final name")
         print(f"{len(cases)} kills: each second run ends within {cfg.tolerance:.0e} of the unbroken run")
 

@@ -53,9 +53,9 @@ def load_part(folder: Path, before: dict[str, torch.Tensor]) -> str:
         load_alone(folder, before)
     except dcp.api.CheckpointException as error:
         if isinstance(error, Exception):
-            raise CourseError("CheckpointException was to escape `except Exception`") from None
+            raise CourseError("CheckpointException should have escaped `except Exception`") from None
         return "CheckpointException, which `except Exception` does not catch"
-    raise CourseError(f"{folder.name} was to be incomplete")
+    raise CourseError(f"{folder.name} should have been incomplete")
 
 
 def load_overwritten(folder: Path, before: dict[str, torch.Tensor]) -> str:

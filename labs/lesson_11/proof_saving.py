@@ -98,7 +98,7 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
         try:
             reached.wait()
             expect("while it is written", names(folder), ["step_00000002.part"])
-            expect("to go on from", checkpointing.complete_in(folder), [])
+            expect("to resume from", checkpointing.complete_in(folder), [])
             one.steps(1)
             print_on_rank_0("step 3 is done meanwhile")
         finally:
@@ -109,7 +109,7 @@ def held_up(one: Run, folder: Path) -> list[tuple[str, torch.Tensor]]:
 
 
 def disk_is_full(one: Run, folder: Path, ranks: script.Ranks) -> None:
-    """The last rank cannot write; no rank calls that a checkpoint, and training goes on."""
+    """The last rank cannot write; no rank calls that a checkpoint, and training continues."""
 
     def fail_on_the_last_rank(original, self, plan, planner):
         if ranks.rank == ranks.size - 1:

@@ -105,7 +105,7 @@ def train_beside_the_save(state: dict, folder: Path, cfg: Config, group: Group) 
         train_step(state, group)
         events.append("step")
     if future.done():
-        raise CourseError("the save was to be under way still")
+        raise CourseError("the save should still have been under way")
     writer.gate.set()
     future.result()  # before the program ends or the next save begins
     stager.close()
@@ -183,7 +183,7 @@ def main(cfg: Config) -> None:
         except dcp.api.CheckpointException as error:
             print_in_rank_order(f"step 3: {str(error).splitlines()[-1]}")
         else:
-            raise CourseError("each rank was to hear that the last one has a full disk")
+            raise CourseError("each rank should have heard that the last one has a full disk")
         print_on_rank_0(f"rank {group.world_size - 1} is killed while all save over the folder latest")
         dcp.save(state, storage_writer=KilledWriter(folder / "latest"))
 

@@ -23,6 +23,13 @@ FAULTS: list[Fault] = [
         new="tokens = count([micro_batch])",
         told="DDP, gradients scaled later: 0.weight: differs by",
     ),
+    # A step of cut prompts.
+    Fault(
+        lab="12_token_mean",
+        old="    tokens.clamp_(min=1)  # or 0 / 0 makes every gradient NaN\n",
+        new="",
+        told="DDP, no token counts: 0.weight: holds a value that is not finite",
+    ),
     Fault(
         lab="12_averages",
         old="divisor = group.world_size if by_all else len(present)",
@@ -45,7 +52,7 @@ FAULTS: list[Fault] = [
         lab="12_averages",
         old='optimizer.state[p]["momentum_buffer"])',
         new="p.detach())",
-        told="after Join the ranks' momentum was to differ",
+        told="after Join the ranks' momentum should have differed",
     ),
     Fault(
         lab="12_batches",

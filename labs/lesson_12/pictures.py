@@ -3,23 +3,6 @@
 from shared.runtime import figures
 
 
-def averages(joined):
-    """The gradient of the last rank by step, divided in both ways; ``joined`` has one dict a rank."""
-    steps = range(1, 5 + len(joined))
-    figure, axis = figures.plt.subplots(figsize=(7.2, 3.2))
-    axis.plot(steps, joined[-1]["True"], "-o", label="divided by all ranks")
-    axis.plot(steps, joined[-1]["False"], "--s", label="divided by those that are left")
-    axis.set(xlabel="step", ylabel="gradient after backward", xticks=list(steps), ylim=(0, None))
-    axis.set_title("what the last rank gets, when the others run out")
-    axis.legend(loc="lower left")
-    figures.show(
-        figure,
-        "The gradient on the last rank by step. Both lines are level for five steps. Then the one divided "
-        f"by all ranks falls to {joined[-1]['True'][-1]:.2f}, the one divided by those that are left rises "
-        f"to {joined[-1]['False'][-1]:.2f}.",
-    )
-
-
 def skew(ranks):
     """Work and waiting of each rank, from its recorded moments in seconds."""
     figure, axes = figures.plt.subplots(3, 1, figsize=(7.2, 6.0), sharex=True)

@@ -173,7 +173,7 @@ def check_calls(cfg: Config, group: Group) -> None:
         own = dist.PrefixStore(f"call {number}", store)
         if others_wait(call, expected, own, cfg, group) != expected:
             raise CourseError(f"{name}: expected that the others {'wait' if expected else 'pass'}")
-        print_on_rank_0(f"{name:20} rank 0 stays away: the others {'wait' if expected else 'pass'}")
+        print_on_rank_0(f"{name:20} rank 0 is late: the others {'wait' if expected else 'proceed'}")
 
 
 def main(cfg: Config) -> None:

@@ -74,6 +74,7 @@ def step_scaled_later(
             loss_sum(model, micro_batch).backward()
         tokens += count([micro_batch])
     dist.all_reduce(tokens)
+    tokens.clamp_(min=1)  # or 0 / 0 makes every gradient NaN
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(dist.get_world_size()).div_(tokens)
@@ -141,6 +142,20 @@ def check_right(name: str, later: bool, truth: list, cfg: Config, group: Group) 
     print_on_rank_0(f"{name:5}  {way}: the weights of one process, 2 reductions in each step")
 
 
+def check_nothing_counts(name: str, later: bool, cfg: Config, group: Group) -> None:
+    """A step of prompts that were cut before their answers: no label counts on any rank."""
+    model, optimizer = new_run(cfg, group, WRAPPERS[name])
+    before = [(name, weight.clone()) for name, weight in weights_of(model)]
+    own = micro_batches(name, group.rank, 0, group)
+    for _, labels in own:
+        labels.fill_(NOT_COUNTED)
+    if later:
+        step_scaled_later(model, optimizer, iter(own), len(own))
+    else:
+        train_step(model, optimizer, own)
+    assert_all_equal(f"{name}, no token counts:", weights_of(model), before, tolerance=0.0)
+
+
 def check_wrong(name: str, way: str, truth: list, cfg: Config, group: Group) -> None:
     model, optimizer = new_run(cfg, group, WRAPPERS[name])
     for step in range(cfg.steps):
@@ -148,7 +163,7 @@ def check_wrong(name: str, way: str, truth: list, cfg: Config, group: Group) -> 
     pairs = zip(weights_of(model), truth, strict=True)
     off = max((mine - other).abs().max().item() for (_, mine), (_, other) in pairs)
     if off < cfg.apart:
-        raise CourseError(f"{name}, {way}: off by {off:.1e}, it was to differ")
+        raise CourseError(f"{name}, {way}: off by {off:.1e}, it should have differed")
     print_on_rank_0(f"{name:5}  {way}: off by {off:.0e}")
 
 
@@ -158,6 +173,8 @@ def main(cfg: Config) -> None:
             truth = reference(name, cfg, group)
             for later in (False, True):
                 check_right(name, later, truth, cfg, group)
+                check_nothing_counts(name, later, cfg, group)
+            print_on_rank_0(f"{name:5}  a step in which no token counts: no weight changes, none is NaN")
             for way in WRONG:
                 check_wrong(name, way, truth, cfg, group)
 

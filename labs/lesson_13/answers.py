@@ -72,10 +72,22 @@ ANSWERS = [
         told="but gets those after step",
     ),
     Wrong(
-        what="Saves the number of the next step, and goes on after it.",
+        what="Saves the number of the next step, and resumes after it.",
         old=": step, **",
         new=": step + 1, **",
         told="step 32 wants the weights after step 31, but gets those after step 30",
+    ),
+    Wrong(
+        what="Saves each 10 steps, whatever the interval.",
+        old="step % interval == 0",
+        new="step % 10 == 0",
+        told="with an interval of 7 steps train saves 12 times in 120 steps, not 17 times",
+    ),
+    Wrong(
+        what="Saves just before the kills of this check.",
+        old="step % interval == 0",
+        new="step in (35, 50, 65, 89, 118)",
+        told="with an interval of 7 steps train saves 5 times in 120 steps, not 17 times",
     ),
     Wrong(
         what="Keeps a second copy now and then, made by shutil.",

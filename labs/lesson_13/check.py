@@ -28,6 +28,7 @@ BUDGET = 190
 KILLS = (36, 51, 66, 90, 119)  # steps since the very beginning, lost ones included
 OTHER = (10_000, 20, 5.0)  # steps, kills and cost of a larger run
 BATCH = 48
+OTHER_INTERVAL = 7
 ALMOST = 1.01  # how much more than the best interval a good one may waste
 
 
@@ -38,7 +39,8 @@ class Killed(BaseException):
 class Ledger:
     """What outlives the kills: how many steps and saves there were, and the unbroken run to compare with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kills: tuple[int, ...] = KILLS) -> None:
+        self.kills = kills
         self.clock = 0
         self.saves = 0
         self.unbroken: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -114,7 +116,7 @@ class Run:
         if (momentum - ledger.unbroken[step - 1][1]).abs().max() > 1e-12:
             raise Wrong(f"step {step} has the right weights, but not the momentum after step {step - 1}")
         ledger.clock += 1
-        if ledger.clock in KILLS:
+        if ledger.clock in ledger.kills:
             raise Killed
 
 
@@ -189,8 +191,23 @@ def verify(answer: ModuleType, group: Group) -> str:
         lost = ledger.clock - STEPS
         saves = f"{ledger.saves} saves x {COST}"
         raise Wrong(f"{STEPS} steps + {lost} lost + {saves} = {price} is over the budget of {BUDGET}")
+    check_interval(answer, ledger.unbroken, group)
     kills = sum(time <= ledger.clock for time in KILLS)
     return f"{kills} kills, equal at the end, {STEPS} steps cost {price}. Well done."
+
+
+def check_interval(answer: ModuleType, unbroken: list, group: Group) -> None:
+    """Without kills ``train`` saves in another interval as it is told; it may save at the end, too."""
+    with tempfile.TemporaryDirectory() as name:
+        where = [name]
+        dist.broadcast_object_list(where)
+        ledger = Ledger(Path(where[0]), kills=())
+        ledger.unbroken = unbroken
+        restart_until_done(answer, OTHER_INTERVAL, ledger, group)
+    expected = STEPS // OTHER_INTERVAL
+    if group.rank == 0 and ledger.saves not in (expected, expected + 1):
+        told = f"with an interval of {OTHER_INTERVAL} steps train saves {ledger.saves} times in {STEPS} steps"
+        raise Wrong(f"{told}, not {expected} times")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ FAULTS: list[Fault] = [
         lab="13_left_behind",
         old='key.startswith("default_pg/")',
         new='key.startswith("pg/")',
-        told="it was to find the addresses of 2 dead ranks",
+        told="it should have found the addresses of 2 dead ranks",
         launch="torchrun",
         options=("--max-restarts=1",),
     ),

@@ -48,10 +48,12 @@ def second_attempt(rank: int, world_size: int, cfg: Config) -> None:
     except RuntimeError as error:
         message = str(error).partition(" with ")[0]  # then a line of gloo's source, and maybe an address
     else:
-        raise CourseError("the last rank was to meet the addresses of dead ranks")
+        raise CourseError("the last rank should have met the addresses of dead ranks")
     print(f"attempt 1: {message}")
     if count != world_size or message != "Gloo connectFullMesh failed":
-        raise CourseError(f"it was to find the addresses of {world_size} dead ranks and to fail: {message}")
+        raise CourseError(
+            f"it should have found the addresses of {world_size} dead ranks and to fail: {message}"
+        )
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -63,7 +63,7 @@ def b_joins(watch: Watch, cfg: Config, a: Launch, port: int) -> tuple[Launch, in
     watch.until(lambda: any(rank.told["WORLD_SIZE"] == everybody for rank in a.running()), "a world with B")
     together = len(a.attempts())  # these ranks have yet to begin
     watch.until_step(a, attempt=together, step=cfg.kill_after)
-    expect("A and B go on from step", a.attempts()[together].first, a.attempts()[together - 1].last)
+    expect("A and B resume from step", a.attempts()[together].first, a.attempts()[together - 1].last)
     return b, together
 
 
@@ -76,7 +76,7 @@ def b_is_lost(watch: Watch, a: Launch, b: Launch) -> int:
     kept = newest(watch.folder / "run")
     print("A and B have trained together; B's agent is killed, its rank dies with it, A's ranks fail")
     expect("exit code of A", watch.exit_code(a), 0)
-    expect("A goes on from step", a.attempts()[-1].first, kept)
+    expect("A resumes from step", a.attempts()[-1].first, kept)
     return kept
 
 
@@ -104,7 +104,7 @@ def main(cfg: Config) -> None:
             attempts = a.attempts()
         finally:
             watch.close()
-    print("A goes on alone from the newest complete checkpoint, and ends equal to the unbroken run")
+    print("A resumes alone from the newest complete checkpoint, and ends equal to the unbroken run")
     three = [vars(attempts[number]) for number in (0, together, -1)]
     record_results("13_nodes", {"worlds": worlds_of(a, b), "attempts": three, "kept": kept})
 

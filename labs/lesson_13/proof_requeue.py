@@ -59,7 +59,7 @@ class Story:
 
     def goes_on_from(self, attempt: Attempt) -> None:
         """A new attempt begins where the checkpoint before it ended."""
-        expect("the new ranks go on from step", attempt.first, self.rows[-1]["kept"])
+        expect("the new ranks resume from step", attempt.first, self.rows[-1]["kept"])
 
     def nothing_is_lost(self) -> None:
         expect("the step of the newest checkpoint", self.rows[-1]["kept"], self.rows[-1]["last"])
@@ -80,7 +80,7 @@ def kill_a_rank(story: Story, job: Launch, ranks: int) -> None:
     print(f"job 1, {ranks} ranks: SIGKILL of rank {last_rank.number}")
     story.watch.until_step(job, attempt=1, step=cfg.ask_a_rank_after)
     story.goes_on_from(job.attempts()[1])
-    print(f"    torchrun starts {ranks} new ranks; they go on from the newest complete checkpoint")
+    print(f"    torchrun starts {ranks} new ranks; they resume from the newest complete checkpoint")
 
 
 def signal_rank_0(job: Launch) -> list[Rank]:
@@ -124,7 +124,7 @@ def ask_the_last(story: Story, job: Launch, ranks: int) -> None:
     codes.discard("-15")  # torchrun's SIGTERM met a rank at the exit
     expect("exit codes of the ranks", codes, {"75"})
     expect("exit code of torchrun", code, 1)
-    print(f"job 2, {ranks} ranks: goes on where job 1 stopped")
+    print(f"job 2, {ranks} ranks: resumes where job 1 stopped")
     print("    SIGUSR1 to rank 0: all save and leave with exit code 75, torchrun with 1")
 
 
@@ -133,7 +133,7 @@ def finish(story: Story, job: Launch) -> None:
     story.goes_on_from(job.attempts()[0])
     story.note(3, 1, job.attempts()[0], "the end")
     expect("exit code of torchrun", code, 0)
-    print("job 3, 1 rank: goes on where job 2 stopped, and ends with exit code 0")
+    print("job 3, 1 rank: resumes where job 2 stopped, and ends with exit code 0")
 
 
 def main(cfg: Config, *arguments: str) -> None:

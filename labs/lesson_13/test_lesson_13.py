@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from shared.runtime.loading import load_file
 from shared.runtime.ports import HERE, free_port
@@ -27,8 +29,8 @@ STEP = '{{"step": {}, "loss": 1.0}}\n'
         ("", []),
         (STEP.format(1) + STEP.format(2), [(0, 2)]),
         (STEP.format(1) + '{"step": 2, "los', [(0, 1)]),  # rank 0 was killed while it wrote
-        (STEP.format(9) + "going on from step_00000007\n", [(0, 9), (7, 7)]),
-        (STEP.format(9) + "going on from step_00000007\n" + STEP.format(8), [(0, 9), (7, 8)]),
+        (STEP.format(9) + "resuming from step_00000007\n", [(0, 9), (7, 7)]),
+        (STEP.format(9) + "resuming from step_00000007\n" + STEP.format(8), [(0, 9), (7, 8)]),
         (STEP.format(1) + STEP.format(2) + STEP.format(1), [(0, 2), (0, 1)]),  # no checkpoint yet
         ('{"epoch": 1, "accuracy": 0.9}\nnot JSON\n' + STEP.format(3), [(0, 3)]),
     ],
@@ -114,3 +116,20 @@ def test_the_plain_lab_refuses_several_machines_with_one_store(monkeypatch: pyte
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         lab.store_of_this_attempt(rank=0)
+
+
+@pytest.mark.parametrize("restarts", ["0", "2"])
+def test_the_module_to_copy_refuses_them_too_if_ranks_can_be_restarted(
+    restarts: str, monkeypatch: pytest.MonkeyPatch
+):
+    lab = load_file(LABS / "lab_13_stopping.py")
+    monkeypatch.setattr(lab.dist, "TCPStore", lambda *where, **options: dist.HashStore())
+    around = {"MASTER_ADDR": HERE, "MASTER_PORT": "1", "RANK": "1", "GROUP_WORLD_SIZE": "2"}
+    around |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": restarts}
+    for name, value in around.items():
+        monkeypatch.setenv(name, value)
+    if restarts == "0":
+        lab.store_of_this_attempt(timedelta(seconds=1))  # dead ranks' addresses cannot be in it
+    else:
+        with pytest.raises(lab.WrongStart, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+            lab.store_of_this_attempt(timedelta(seconds=1))

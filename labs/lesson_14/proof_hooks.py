@@ -113,7 +113,7 @@ def compare(group: Group, cfg: Config) -> dict:
         assert_all_equal(f"{kind}:", ours, results[f"{kind}, torch's"]["gradients"], 0.0)
         print_on_rank_0(f"{kind}: ours and torch's are equal to the bit")
     if rows["fp16, ours"]["error"] >= rows["bf16, ours"]["error"]:
-        raise CourseError("bf16 has fewer digits than fp16, and was to be farther off")
+        raise CourseError("bf16 has fewer digits than fp16, and should have been farther off")
     return rows
 
 

@@ -252,7 +252,7 @@ def what_stays_at_home(digits: Digits, cfg: Config) -> None:
     except ParityError:
         print_on_rank_0("after a meeting: the same parameters, and each rank has its own inner momentum")
         return
-    raise CourseError("the inner momentum was to stay on its rank")
+    raise CourseError("the inner momentum should have stayed on its rank")
 
 
 def beside_torch(digits: Digits, cfg: Config) -> None:

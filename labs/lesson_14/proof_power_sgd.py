@@ -267,7 +267,7 @@ def compare(truth: dict, group: Group, cfg: Config) -> dict:
         f"held back on rank 0, length: ours {held_back['ours']:.2f}, torch's {held_back['torch']:.2f}"
     )
     if held_back["ours"] >= held_back["torch"]:
-        raise CourseError("torch's hook was to hold back more than ours")
+        raise CourseError("torch's hook should have held back more than ours")
     return {"sent": sent, "dense": dense, "held back": held_back}
 
 
@@ -340,7 +340,7 @@ RESUMED: dict[type, dict[str, bool]] = {
 
 
 def check_resumed(kind: type, truth: dict, group: Group, cfg: Config) -> None:
-    """Stop, save and go on, beside a run that was not interrupted."""
+    """Stop, save and resume, beside a run that was not interrupted."""
     unbroken = Training(truth, kind(cfg), group, cfg)
     unbroken.steps(cfg.stop)
     files: list = [None] * group.world_size

@@ -17,7 +17,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.results import ROOT
 from shared.runtime.run import die_with_launcher
 
-GOING_ON = "going on from step_"
+RESUMING = "resuming from step_"
 POLL_S = 0.1
 
 
@@ -50,8 +50,8 @@ def attempts_in(text: str) -> list[Attempt]:
     """What rank 0 wrote, cut where a new rank 0 begins. A line without its end is left out."""
     attempts: list[Attempt] = []
     for line in text[: text.rfind("\n") + 1].splitlines():
-        if line.startswith(GOING_ON):
-            step = int(line.removeprefix(GOING_ON))
+        if line.startswith(RESUMING):
+            step = int(line.removeprefix(RESUMING))
             attempts.append(Attempt(step, step))
         elif line.startswith('{"step"'):
             step = json.loads(line)["step"]
