@@ -46,8 +46,8 @@ ANSWERS = [
     ),
     Wrong(
         what="Saves on the node's own disk.",
-        old='--checkpoints="run-$SLURM_JOB_ID"',
-        new='--checkpoints="/tmp/run-$SLURM_JOB_ID"',
+        old=RUN,
+        new=RUN.replace('"run-', '"/tmp/run-'),
         told="are on a node's own disk, and lost with that node",
     ),
     Wrong(

@@ -33,10 +33,9 @@ srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
 
 
 def job_script() -> str:
-    """The script, mended: one torchrun on each node starts 4 ranks, which find each other.
+    """The script, mended: it is to start 4 ranks on each node, which find each other.
 
     The cluster queues a job again, after a preemption or the loss of a node, only if its script asks for it.
-    So checkpoints have to outlive a node.
     When training fails, Slurm is to call the job failed.
     """
     # solution: begin
