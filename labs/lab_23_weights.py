@@ -59,6 +59,11 @@ def start_calls() -> None:
 def build(jobs: Jobs, device: torch.device, sizes: tuple[int, int, int]) -> nn.Module:
     """The policy, divided as this rank's job wants it."""
     prompt, hidden, answers = sizes
+    for ranks in (len(jobs.trainers), len(jobs.generators)):
+        if hidden % ranks or answers % ranks:
+            raise SystemExit(
+                f"{ranks} ranks of a job do not divide {hidden} hidden units and {answers} answers"
+            )
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(prompt, hidden), nn.Tanh(), nn.Linear(hidden, answers)).to(device)
     if dist.get_rank() in jobs.trainers:
@@ -168,12 +173,25 @@ def serve(policy: nn.Module, boxes: list, jobs: Jobs) -> None:
         try:
             if task == "generate":
                 result = generate(policy, version, *arguments)
+            if task == "prepare":
+                check_layout(policy, *arguments)
             if task == "receive":
-                move, version = arguments
+                move, arriving = arguments
                 result = move(policy, boxes, jobs)
+                version = arriving  # only now: a move that fails leaves the old number
         except Exception as error:
             result = error
         answer.set_result(result)
+
+
+def layout_of(policy: nn.Module) -> list[tuple]:
+    return [(name, tuple(p.shape), str(p.dtype)) for name, p in policy.named_parameters()]
+
+
+def check_layout(policy: nn.Module, expected: list[tuple]) -> None:
+    """Names, shapes and types as the trainers have them, in their order; else the move would mix them up."""
+    if layout_of(policy) != expected:
+        raise ValueError(f"the trainers have {expected}, this generator {layout_of(policy)}")
 
 
 @torch.no_grad()
@@ -234,6 +252,7 @@ def lead(policy: nn.Module, boxes: list, jobs: Jobs, versions: int) -> dict:
         dist.broadcast_object_list(fresh, src=jobs.trainers[0], group=jobs.training)
         batch = fresh[0]
 
+        results_of(ask_all(workers, "prepare", layout_of(policy)))  # raises before any byte moves
         move = move_whole if version % 2 == 0 else move_slices
         calls = ask_all(workers, "receive", move, version + 1)
         arrived = move(policy, boxes, jobs)

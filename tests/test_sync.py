@@ -1,5 +1,6 @@
 """``make sync``: the side that has changed counts, nothing is lost, each derived file equals its source."""
 
+import re
 import subprocess
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -10,6 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from shared.runtime.errors import InputError
 from shared.runtime.stubs import stub_of
+from shared.tools import sync
 from shared.tools.lessons import OTHER_KINDS, Lesson, inputs_digest, read_lesson, read_lessons
 from shared.tools.outputs import clean
 from shared.tools.sync import answers, derived_files, differences, reconcile, write_all
@@ -242,3 +244,31 @@ def test_make_sync_formats_labs_and_runs_nothing(repository: Path):
     assert "x = 1" in (repository / NOTEBOOK).read_text(encoding="utf-8")
     checked = python("-m", "shared.tools.sync", "--check", root=repository, cwd=repository)
     assert (checked.returncode, checked.stdout) == (0, "")
+
+
+STANDS_ALONE = {
+    "With p ranks and m micro-batches, what share of the step is idle?": True,
+    "Does 1F1B shrink the bubble?": True,
+    "An error, a hang, or a result?": False,
+    "Which ranks run on A?": False,
+    "Which all-reduce of the last rank does theirs meet?": False,
+    "With one such queue on each rank, which cure fails: order, `isend` or a batch?": False,
+}
+
+
+def test_a_question_that_needs_its_cell_is_left_out():
+    for question, alone in STANDS_ALONE.items():
+        assert sync.stands_alone(question, "<details><summary>Answer</summary>\n\nYes.") == alone, question
+    question = next(iter(STANDS_ALONE))
+    for answer in ("The run above printed both.", "The lab raises an error.", "The second."):
+        assert not sync.stands_alone(question, f"<details><summary>Answer</summary>\n\n{answer}")
+
+
+def test_twenty_questions_come_first_each_with_three_sentences_a_number_and_a_lesson():
+    page = (ROOT / "notebooks" / "questions.md").read_text(encoding="utf-8")
+    first = page.partition("<!-- questions")[0]
+    answers = re.findall(r"</summary>\n\n(.+?) \[Lesson (\d\d)\]\(\2_\w+\.ipynb\)\.\n", first)
+    assert len(answers) == first.count("<summary>") == 20
+    for answer, _ in answers:
+        assert len(re.findall(r"[.!?](?= [A-Z]|$)", answer)) == 3, answer
+        assert re.search(r"\d", answer), answer

@@ -28,6 +28,19 @@ ANSWERS = [
         told="mean_metrics returns the mean of the ranks' means",
     ),
     Wrong(
+        what="The number of samples is added to the caller's dictionary.",
+        old=MEAN_METRICS,
+        new="""
+        sums["samples"] = samples
+        names = sorted(sums)
+        total = torch.tensor([sums[name] for name in names], dtype=torch.float64)
+        dist.all_reduce(total)
+        everyone = total[names.index("samples")]
+        return dict(zip(names, (total / everyone).tolist(), strict=True))
+        """,
+        told="mean_metrics changes the dictionary that it was given",
+    ),
+    Wrong(
         what="One all-reduce, in the order of each rank's dict.",
         old="sorted(sums)",
         new="list(sums)",

@@ -61,7 +61,10 @@ def check_mean_metrics(answer: ModuleType, meeting: Meeting, group: Group) -> No
     sums = {"loss": 10.0 + group.rank, "hits": 1.0 * group.rank, "tokens": 100.0}
     if group.rank % 2:
         sums = dict(reversed(sums.items()))
+    given = dict(sums)
     metrics = meeting.call(answer.mean_metrics, sums, samples)
+    if sums != given:
+        raise Wrong("mean_metrics changes the dictionary that it was given")
     everyone = range(group.world_size)
     seen = sum(2 + 3 * rank for rank in everyone)
     totals = {"loss": sum(10.0 + rank for rank in everyone), "hits": float(sum(everyone))}
@@ -69,6 +72,8 @@ def check_mean_metrics(answer: ModuleType, meeting: Meeting, group: Group) -> No
     means_of_tokens = sum(100.0 / (2 + 3 * rank) for rank in everyone) / group.world_size
     if group.world_size > 1 and abs(metrics.get("tokens", 0.0) - means_of_tokens) < TOLERANCE:
         raise Wrong("mean_metrics returns the mean of the ranks' means, but the ranks have unequal samples")
+    if not set(metrics) <= set(totals):
+        raise Wrong(f"mean_metrics returns {sorted(set(metrics) - set(totals))}, which nobody has asked for")
     for name, total in totals.items():
         if name not in metrics or abs(metrics[name] - total / seen) > TOLERANCE:
             raise Wrong(f"mean_metrics: {name} is {metrics.get(name)}, expected {total / seen}")
@@ -101,7 +106,10 @@ def check_accuracy(answer: ModuleType, meeting: Meeting, group: Group) -> None:
     changes = torch.tensor(sum(changed), device=group.device)
     dist.all_reduce(changes)
     if changes:
-        raise Wrong("accuracy changes the buffers of a rank: a forward of DDP copies those of rank 0")
+        raise Wrong(
+            "accuracy changes the buffers of a rank: a forward of DDP copies those of rank 0, and BatchNorm "
+            "in training mode updates its own"
+        )
     if abs(accuracy - expected) > 1e-6:
         raise Wrong(f"accuracy returns {accuracy:.4f}, expected {expected:.4f}")
     if not ddp.training:

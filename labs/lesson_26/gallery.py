@@ -7,6 +7,7 @@ or:      torchrun --standalone --nproc-per-node=2 labs/lesson_26/gallery.py CASE
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,13 +16,24 @@ from shared.runtime.group import read_environment
 from shared.runtime.results import ROOT
 from shared.runtime.run import run
 
-from lesson_26 import cut_models, divided, hidden, starting, training, waiting, wrong
+from lesson_26 import (
+    cut_models,
+    divided,
+    hidden,
+    loops,
+    on_call,
+    resuming,
+    sharded,
+    starting,
+    training,
+    waiting,
+    wrong,
+)
 from lesson_26.sourced import SOURCED
 from lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 
-CASES = [
-    case for part in (waiting, starting, training, divided, hidden, wrong, cut_models) for case in part.CASES
-]
+MODULES = (waiting, starting, training, divided, sharded, loops, cut_models, resuming, hidden, on_call, wrong)
+CASES = [case for module in MODULES for case in module.CASES]
 NOTEBOOKS = ROOT / "notebooks"
 ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
@@ -30,7 +42,8 @@ TITLES = {
     WRONG: "No error, but something is wrong",
 }
 FIRST = {
-    HANG: "Where does each rank stand? [`rank-doctor`](tools.md) says it of any job that it starts, "
+    HANG: "First ask in which call each rank is: in one, in different ones, or some in none; the table has "
+    "this order. [`rank-doctor`](tools.md) says it of any job that it starts, "
     "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
     "([lesson 26](26_when_it_hangs.ipynb)). The text is the same for all hangs: after half an hour gloo "
     f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`.",
@@ -53,6 +66,12 @@ ON_GPUS = (
     "both hung. A broadcast here, an all-reduce there: one ended, the other hung. "
     "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
 )
+# What one sees first of a hang, in the order of the table; a regular expression of ``stands``.
+SEEN_FIRST = {
+    "In one call": r"^(two|both|all ranks) in",
+    "In different calls": r"in the next (step|forward|gather)|two calls|two groups|thread|one call ahead",
+    "Some in a call, the others in none": "",
+}
 COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
 
 
@@ -68,11 +87,22 @@ def as_code(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
+def seen_first(stands: str) -> str:
+    """Which of the three kinds of a hang it is."""
+    return next(kind for kind, pattern in SEEN_FIRST.items() if re.search(pattern, stands))
+
+
 def seen(row: dict[str, str]) -> str:
     """What leads to a row: the text of a message, or words."""
     if row["see"] == HANG:
-        return row["stands"]
+        return f"**{seen_first(row['stands'])}**: {row['stands']}"
     return row["symptom"] or as_code(row["text"])
+
+
+def place_in_table(row: dict[str, str]) -> tuple[int, str]:
+    """Hangs by what one sees first, all others by their text."""
+    kinds = list(SEEN_FIRST)
+    return kinds.index(seen_first(row["stands"])) if row["see"] == HANG else 0, seen(row).lower()
 
 
 def table_of(rows: list[dict[str, str]]) -> str:
@@ -82,7 +112,7 @@ def table_of(rows: list[dict[str, str]]) -> str:
         lines += ["", f"## {title}", "", FIRST[see], ""]
         lines += [f"| {COLUMNS[see]} | You did | Why | Cure | Lesson | Provoked here by |"]
         lines += ["|---|---|---|---|---|---|"]
-        for row in sorted((row for row in rows if row["see"] == see), key=lambda row: seen(row).lower()):
+        for row in sorted((row for row in rows if row["see"] == see), key=place_in_table):
             cells = [seen(row), row["did"], row["cause"], row["cure"]]
             cells += [link_to(row["lesson"]), as_code(row["name"])]
             lines.append(f"| {' | '.join(cells)} |")

@@ -204,13 +204,72 @@ SOURCED = [
     ),
     Sourced(
         see="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...",
-        why="what a GPU holds is larger than it; on rank 0 alone: all ranks have loaded a checkpoint "
-        "to GPU 0",
-        cure="lesson 28 counts it; `torch.load(..., map_location='cpu')` and `set_device`",
-        lesson="28",
+        why="weights, gradients, optimizer, activations and the allocator's gaps take more than the GPU has; "
+        "on GPU 0 alone: all ranks are on it, too (next rows)",
+        cure="in this order: a smaller micro-batch with accumulation; activation checkpointing; FSDP; "
+        "offloading. A snapshot says what holds the memory (lesson 25), `rank-plan` what a layout needs",
+        lesson="25",
         name="CUDA memory",
         url="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
         seen=True,
+    ),
+    Sourced(
+        see="CUDA out of memory ... 12.37 GiB is reserved by PyTorch but unallocated",
+        why="the allocator's segments have gaps of the wrong sizes, as with sequences of changing length and "
+        "FSDP's buffers",
+        cure="`PYTORCH_ALLOC_CONF=expandable_segments:True` (torch before 2.9: `PYTORCH_CUDA_ALLOC_CONF`); "
+        "few fixed lengths of sequences",
+        lesson="25",
+        name="NeMo RL #919",
+        url="https://github.com/NVIDIA-NeMo/RL/issues/919",
+    ),
+    Sourced(
+        see="nvidia-smi: each rank is on GPU 0, too, with some hundred MiB; GPU 0 runs out of memory",
+        why="a CUDA call before `set_device` makes a context there: a barrier, pinned memory, "
+        "`torch.load` without `map_location`",
+        cure="`torch.cuda.set_device(LOCAL_RANK)` right after the imports, and "
+        "`init_process_group(device_id=...)`",
+        lesson="10",
+        name="pytorch #159262",
+        url=f"{TORCH}/159262",
+    ),
+    Sourced(
+        see="NCCL INFO NET/Socket : Using [0]eth0 on a cluster with InfiniBand or EFA; steps take 5 to 100 "
+        "times as long, and nothing fails",
+        why="nccl has found no driver or plugin in the container, so it sends by TCP",
+        cure="the plugin's folder in `LD_LIBRARY_PATH` (AWS: `/opt/amazon/aws-ofi-nccl/lib`), the devices in "
+        "the container; `NCCL_NET=IB`, or the plugin's name, makes nccl fail instead",
+        lesson="27",
+        name="NeMo RL #1973",
+        url="https://github.com/NVIDIA-NeMo/RL/issues/1973",
+    ),
+    Sourced(
+        see="huggingface/tokenizers: The current process just got forked, after parallelism has already "
+        "been used",
+        why="a fast tokenizer has run in the main process before the loader's workers were forked, without "
+        "its threads: it switches them off so that no worker waits for one",
+        cure="`TOKENIZERS_PARALLELISM=false`; use the tokenizer only in the workers, or tokenize before "
+        "training",
+        lesson="10",
+        name="silnlp #316",
+        url="https://github.com/sillsdev/silnlp/issues/316",
+    ),
+    Sourced(
+        see="a time-out; py-spy shows one rank in torch/_dynamo or _inductor, the others in a collective",
+        why="this rank compiles again, for a shape that the others have not had yet, or without a cache",
+        cure="`TORCH_LOGS=recompiles` says why; few fixed shapes, or `mark_dynamic`; a warm-up of all shapes "
+        "and a barrier before the loop",
+        lesson="10",
+        name="nanochat #722",
+        url="https://github.com/karpathy/nanochat/pull/722",
+    ),
+    Sourced(
+        see="The NVIDIA driver on your system is too old (found version 11040)",
+        why="torch was built for a CUDA that this machine's driver does not know; often on one node of many",
+        cure="a newer driver, or a torch built for that CUDA; compare `nvidia-smi` on all nodes",
+        lesson="27",
+        name="Fooocus #1313",
+        url="https://github.com/lllyasviel/Fooocus/issues/1313",
     ),
     Sourced(
         see="Cannot re-initialize CUDA in forked subprocess",

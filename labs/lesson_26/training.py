@@ -32,9 +32,9 @@ class TwoHeads(nn.Module):
     ERROR,
     says={0: "Expected to have finished reduction in the prior iteration before starting a new one"},
     right="^2 steps$",
-    did="left a parameter out of the loss",
+    did="left a parameter out of the loss, or gave one wrapper two losses in turn, as in a GAN",
     cause="DDP waits for its gradient; the error comes one step late",
-    cure="remove or freeze it, or `find_unused_parameters=True`",
+    cure="remove or freeze it, or `find_unused_parameters=True`; with two losses a wrapper for each net",
     lesson="08",
 )
 def unused_parameter(rank: int, cured: bool) -> str:
@@ -106,10 +106,10 @@ if not torch.cuda.is_available():
     says={0: "got mixed torch.Tensor and DTensor"},
     right="^summed$",
     did="used a plain tensor and a parameter of FSDP or TP in one operation, or clipped both in one call "
-    "(`aten._foreach_norm.Scalar`)",
+    "(`aten._foreach_norm.Scalar`); of an FSDP2 model: called another method than `forward`",
     cause="the parameter is a DTensor: its operation runs on all ranks",
     cure="`DTensor.from_local`, `distribute_tensor`, or `to_local()` on purpose; clip each mesh by itself "
-    "(lesson 22)",
+    "(lesson 22); `register_fsdp_forward_method(model, 'generate')` (lesson 19)",
     lesson="17",
 )
 def mixed_with_dtensor(rank: int, cured: bool) -> str:

@@ -123,9 +123,9 @@ def sum_in_bfloat16(rank: int, cured: bool) -> float:
     says={0: "^(?!equal)differ by"},
     right="^equal$",
     symptom="the ranks' weights drift apart; N GPUs learn like one; checkpoints depend on the rank",
-    did="called `ddp.module(x)` in the forward pass, or took the loss through it",
-    cause="it goes around DDP: no gradient is averaged, and replicas go apart",
-    cure="call the wrapper",
+    did="called `ddp.module(x)` in the forward pass, or took the loss through it; or unfroze layers later",
+    cause="it goes around DDP, which averages no gradient then; nor one of layers that were frozen at first",
+    cure="call the wrapper; after unfreezing wrap again",
     lesson="08",
 )
 def forward_around_ddp(rank: int, cured: bool) -> str:
@@ -154,7 +154,8 @@ def spread(x: torch.Tensor) -> str:
     right="^1.0 of the gradient$",
     symptom="gradients are N times too small; more GPUs learn slower",
     did="took a loss with `reduction='sum'` under DDP",
-    cause="DDP divides by the number of ranks: it averages, and a sum should be added up",
+    cause="DDP divides by the number of ranks: it averages, and a sum should be added up; the same 1/N has "
+    "a loss with a raw `dist.all_reduce` in it (`all_reduce_in_forward`)",
     cure="a mean; or multiply the loss by the number of ranks",
     lesson="06",
 )
@@ -226,9 +227,9 @@ def padded_evaluation(rank: int, cured: bool) -> float:
     says={0: "^same order in 3 epochs$"},
     right="^another order in each of 3 epochs$",
     symptom="the same batches in the same order in each epoch",
-    did="left out `sampler.set_epoch(epoch)`",
-    cause="the sampler's seed is all that it shuffles by",
-    cure="call it before each epoch",
+    did="left out `sampler.set_epoch(epoch)`; or called it, with `persistent_workers=True`, on the dataset",
+    cause="the sampler's seed is all that it shuffles by; workers that persist hold the first epoch's copy",
+    cure="call it on the sampler before each epoch; for workers see `epoch_in_workers`",
     lesson="06",
 )
 def no_set_epoch(rank: int, cured: bool) -> str:
@@ -363,7 +364,8 @@ def tokens_weigh_differently(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^gradient 1.0$", 1: "^gradient 2.0$"},
     right="^gradient 3.0$",
-    symptom="`c10d::allreduce_: an autograd kernel was not registered`, a warning, and wrong gradients",
+    symptom="`c10d::allreduce_: an autograd kernel was not registered`, a warning, and wrong gradients, such "
+    "as 1/N of one process's",
     did="called `dist.all_reduce` in a model's forward, and each rank has a loss of its own",
     cause="autograd does not see it: what the other rank's loss owes to this x is lost",
     cure="`_functional_collectives.all_reduce`; where all ranks share one loss, g of lesson 17 instead",

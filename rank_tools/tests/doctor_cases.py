@@ -180,8 +180,16 @@ CASES = {
     "stopped": of_hangs("Rank 1 is missing in all_reduce", "Rank 1 is stopped by a signal"),
     "silent": of_hangs("Rank 1 is missing in all_reduce", "Rank 1 does not answer.*sleep"),
     "key": of_hangs("Rank 0 is missing in barrier", r"dist\.barrier", r"Rank 0 waits in store\.get"),
-    "outside": of_hangs("No rank waits", "Ranks 0 and 1: hangs.py", "swapped"),
-    "swapped": of_hangs("No rank waits", "swapped on a rank look the same"),  # what it cannot see
+    "outside": of_hangs("No rank waits", "Ranks 0 and 1: hangs.py", "the same calls so far"),
+    "swapped": of_hangs(
+        "No rank waits", r"A hint: call 1 of the default group.*in reduce_a.* on rank 0", "they are swapped"
+    ),
+    "left_out": of_hangs(
+        "Rank 1 is missing in all_reduce", r"A hint: call 3 .* on rank 0 and", "rank 1 has left out the first"
+    ),
+    "thread_died": of_hangs(
+        "Rank 1 has lost its thread prefetch: ValueError: a bad record, at hangs.py", "Rank 1 is missing"
+    ),
     "one_starts": replace(
         of_hangs("Rank 0 waits in init_process_group", "Rank 1 has never come: not seen"),
         options=("--only=0",),

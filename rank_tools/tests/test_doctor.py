@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -298,6 +300,61 @@ def test_a_verdict(ranks: list[Rank], kind: str, expected: str):
     assert result.kind == kind
     assert expected in str(result)
     assert result.may_move == (kind == "computes")
+
+
+def at(number: int, line: int, done: bool = True) -> Call:
+    return replace(call(number, done=done), place=Place("train.py", line, "step", ""))
+
+
+DETOURS = {
+    "two calls are swapped": (
+        [at(1, 5), at(2, 6)],
+        [at(1, 6), at(2, 5)],
+        "the other way round: they are swapped",
+    ),
+    "one has left a call out": (
+        [at(1, 5), at(2, 6), at(3, 5), at(4, 6, done=False)],
+        [at(1, 5), at(2, 5), at(3, 6)],
+        "call 2 of the default group comes from two lines, train.py:6, in step on rank 0 and train.py:5, in "
+        "step on rank 1: rank 1 has left out the first of them",
+    ),
+    "each has a branch of its own": ([at(1, 5), at(2, 5)], [at(1, 6), at(2, 6)], ""),
+    "their lines are the same": ([at(1, 5), at(2, 6)], [at(1, 5), at(2, 6)], ""),
+}
+
+
+@pytest.mark.parametrize(("mine", "yours", "hint"), DETOURS.values(), ids=DETOURS)
+def test_the_same_call_from_two_lines_is_a_hint(mine: list[Call], yours: list[Call], hint: str):
+    told = str(verdict({0: rank(0, *mine), 1: rank(1, *yours)}, 2))
+    assert (hint in told) if hint else ("hint" not in told)
+
+
+def test_a_thread_that_has_died_is_told_first():
+    lost = rank(1, dead_threads=["has lost its thread prefetch: ValueError: no, at a.py:1"])
+    told = verdict({0: rank(0, call(1)), 1: lost}, 2)
+    assert told.lines[0] == "Rank 1 has lost its thread prefetch: ValueError: no, at a.py:1"
+    assert told.kind == "elsewhere"
+
+
+def random_rank(number: int, ranks: int, draw: random.Random) -> Rank:
+    """A state that a look may find."""
+    calls = [
+        call(at, draw.choice(["all_reduce", "barrier"]), done=draw.random() < 0.5, group=draw.choice("01"))
+        for at in range(draw.randrange(3))
+    ]
+    peers = [None, *range(ranks)]
+    messages = [(draw.choice(["send", "recv"]), draw.choice(peers))] if draw.random() < 0.4 else []
+    waits_in = draw.choice(["", "", "init_process_group", "new_group", "wait"])
+    state = draw.choice(["alive"] * 4 + ["gone", "ended", "stopped", "silent"])
+    return rank(number, *calls, state=state, messages=messages, waits_in=waits_in)
+
+
+def test_there_is_a_verdict_on_every_state():
+    draw = random.Random(1)
+    for _ in range(4000):
+        number = draw.choice([2, 3, 4])
+        seen = draw.sample(range(number), draw.randint(1, number))
+        assert verdict({one: random_rank(one, number, draw) for one in seen}, number).lines
 
 
 PROOFS = {

@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_tools_that_run_in_an_empty_environment(tmp_path: Pa
     script = tmp_path / "train.py"
     script.write_text("torch.cuda.set_device(rank)\n", encoding="utf-8")
     for words, expected in (
-        (("rank-check", script), "1 file, 10 rules: nothing found"),
+        (("rank-check", script), "1 file, 13 rules: nothing found"),
         (("rank-plan", "--model", "8b", "--gpus", "8", "--global-batch", "128"), "8,030,261,248 parameters"),
         (("rank-replay", "--", there, "-c", "pass"), "no page: no rank ran a line"),
         (("rank-doctor", "--", there, "-c", "print('ended')"), "ended"),

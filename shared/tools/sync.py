@@ -46,6 +46,22 @@ MARKS = re.compile(
 )
 NEXT = re.compile(r"\n\n(?:\*\*Next:\*\*|\[all lessons\])[^\n]*\Z")
 PREDICTION = re.compile(r"^\*\*Predict:\*\* (.+?)\n\n(<details>.*?</details>)", re.MULTILINE | re.DOTALL)
+# A question on questions.md has no cells around it.
+MIN_WORDS = 10
+TERMS = re.compile(r"1F1B|ZeRO|DDP|FSDP|HSDP|MFU|zero-bubble|scale_grads|no_sync|mp\.spawn")
+POINTS_AT_A_CELL = re.compile(
+    r"\b(above|below|next cell|this cell|the (lab|script|picture|merge|last part|run) )|"
+    r"Answer</summary>\s*(All but|The (first|second)\.|\d+/\d+\s*$)",
+    re.IGNORECASE,
+)
+POINTS_ELSEWHERE = re.compile(
+    r"\b(above|below|this (lab|cell|lesson|notebook|work)|these steps|such (a|layers)|theirs|three runs|"
+    r"other way round|our|without f|one such|each way|which way|at all four|on A|A's|B joins|first barrier|"
+    r"the (two|other|others|last|five|lab|whole batch|same head|piece|wire|formula|formulas|router|barrier|"
+    r"agents|weight of a piece)|your ranks|we (stop|make)|all ranks now|four all-reduces|in total|"
+    r"two buckets of|each rank starts from its own|in units of|drops rows)\b",
+    re.IGNORECASE,
+)
 RUFF = (sys.executable, "-m", "ruff")
 SORT = ("check", "--fix", "--quiet", "--select", "I")
 FORMAT = ("format", "--quiet")
@@ -252,14 +268,24 @@ def filled(text: str, tables: dict[str, str]) -> str:
     )
 
 
+def stands_alone(question: str, answer: str) -> bool:
+    """Whether one can answer a question without the cells around it, and read the answer without them.
+
+    It names what it asks about: it is long enough or has a term, and points at nothing outside of it.
+    """
+    is_named = len(question.split()) >= MIN_WORDS or TERMS.search(question)
+    return bool(is_named) and not POINTS_ELSEWHERE.search(question) and not POINTS_AT_A_CELL.search(answer)
+
+
 def questions(lessons: list[Lesson]) -> str:
-    """The predictions that lessons ask for and answer in a fold, by lesson."""
+    """The predictions that lessons ask for and answer in a fold, by lesson; those that stand alone."""
     parts = []
     for lesson in lessons:
         asked = [
             f"{question[0].upper()}{question[1:]}\n\n{answer}"
             for cell in cells_of(lesson.notebook, "markdown")
             for question, answer in PREDICTION.findall(cell.source)
+            if stands_alone(question, answer)
         ]
         if asked:
             title = f"## {lesson.number} [{lesson.header['title']}]({lesson.path.name})"

@@ -27,35 +27,13 @@ CHOOSING = re.compile(
 )
 # Functions that answer alike on all ranks, or for which it does not matter.
 HARMLESS = {
-    "len",
-    "int",
-    "float",
-    "str",
-    "bool",
-    "isinstance",
-    "hasattr",
-    "getattr",
-    "min",
-    "max",
-    "abs",
-    "any",
-}
-HARMLESS |= {
-    "all",
-    "sum",
-    "exists",
-    "isfile",
-    "isdir",
-    "item",
-    "get",
-    "keys",
-    "endswith",
-    "startswith",
-    "lower",
-}
-HARMLESS |= {"range", "round", "is_file", "join", "isfinite", "isnan"}
+    "len", "int", "float", "str", "bool", "isinstance", "hasattr", "getattr", "min", "max", "abs", "any",
+    "all", "sum", "exists", "isfile", "isdir", "item", "get", "keys", "endswith", "startswith", "lower",
+    "range", "round", "is_file", "join", "isfinite", "isnan",
+}  # fmt: skip
 PLAIN_DECORATORS = {"no_grad", "inference_mode", "record", "main", "staticmethod", "classmethod", "command"}
 TOGETHER = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
+CONSTANTS = (ast.Constant, ast.UnaryOp)  # as -1, where no launcher is
 STARTERS = {"spawn", "start_processes", "Process"}
 ON_ONE_MACHINE = re.compile(r"(^|[/\\])((tests?|bench\w*)[/\\]|(test|bench)\w*\.py$|\w+_test\.py$)")
 FRAMEWORKS = {
@@ -78,20 +56,24 @@ class Program:
         for node in self.nodes:
             if isinstance(node, Function):
                 self.functions.setdefault(node.name, []).append(node)
+        self.classes = {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
         self.values: dict[tuple[ast.AST | None, str], list[ast.expr | None]] = {}
         for node in self.nodes:
             for target, value in bindings(node):
                 self._bind(target, value)
         sagemaker = any(text_of(node).startswith("SM_") for node in self.nodes)  # each host has its folder
         packages = {name.partition(".")[0] for name in self.imports.values()}
-        self.managed = sagemaker or not FRAMEWORKS.isdisjoint(packages)
         called = {last(self.name(call)) for call in self.calls}
+        if called.isdisjoint({"Accelerator", "PartialState"}):
+            packages.discard("accelerate")  # a helper of it, in a loop of one's own
+        self.managed = sagemaker or not FRAMEWORKS.isdisjoint(packages)
         self.together = not called.isdisjoint(TOGETHER)
         self.starts = bool(called & STARTERS)
         # It starts its processes itself, or it is a test: then it may know of one machine alone.
         self.one_machine = self.starts or bool(ON_ONE_MACHINE.search(source.path))
         joins = [argument(call, "rank", 4) for call in self.named("init_process_group")]
         self.joins_locally = any(self.role(rank) == "local rank" for rank in joins)
+        self.wraps = list(self.named("fully_shard", "FullyShardedDataParallel"))
         self.attributes = {node.attr for node in self.nodes if isinstance(node, ast.Attribute)}
 
     def _bind(self, target: ast.expr, value: ast.expr | None) -> None:
@@ -131,13 +113,30 @@ class Program:
             scope = self.scope(scope)
         return scope if isinstance(scope, Function) else None
 
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class around a node."""
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, ast.ClassDef):
+                return node
+        return None
+
+    def owner(self, use: ast.AST, name: str) -> ast.AST:
+        """The function or module whose name a use means."""
+        scope = self.scope(use)
+        while not isinstance(scope, ast.Module):
+            if (scope, name) in self.values or isinstance(scope, Function) and name in parameters(scope):
+                break
+            scope = self.scope(scope)
+        return scope
+
     def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """(child, parent) from a node up to its function or module."""
-        while node in self.parents and not isinstance(self.parents[node], Function):
+        while node in self.parents:
             yield node, self.parents[node]
             node = self.parents[node]
-        if node in self.parents:
-            yield node, self.parents[node]
+            if isinstance(node, Function):
+                return
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
         """The loops around a node in its function, the inner first; not one whose head it stands in."""
@@ -149,15 +148,10 @@ class Program:
         text = dotted(node)
         if not isinstance(node, ast.Name):
             return self.values.get((None, text), [])
-        scope = self.scope(node)
-        while True:
-            if (scope, text) in self.values:
-                return self.values[scope, text]
-            if isinstance(scope, Function) and text in parameters(scope):
-                return self.arguments(scope, text)
-            if isinstance(scope, ast.Module):
-                return []
-            scope = self.scope(scope)
+        scope = self.owner(node, text)
+        if (scope, text) not in self.values and isinstance(scope, Function):
+            return self.arguments(scope, text)
+        return self.values.get((scope, text), [])
 
     def arguments(self, function: Function, name: str) -> list[ast.expr | None]:
         """What a parameter is given at the calls in the file; None where that is not seen."""
@@ -181,9 +175,9 @@ class Program:
         wanted = self._class_of(function) or function.name
         found = []
         for call in self.calls:
-            handed = [*call.args, *(keyword.value for keyword in call.keywords)]
-            given = any(isinstance(node, ast.Name) and node.id == wanted for node in handed)
-            if given or last(dotted(call.func)) == wanted:
+            given = wanted in map(dotted, [*call.args, *(keyword.value for keyword in call.keywords)])
+            own = dotted(call.func).partition(".")[0] not in self.imports
+            if given or own and last(dotted(call.func)) == wanted:
                 found.append(call)
         return found
 
@@ -203,17 +197,6 @@ class Program:
         names = [node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)]
         return [node for node in names if isinstance(node.ctx, ast.Load) and dotted(node) == name]
 
-    def handed_on(self, use: ast.AST) -> tuple[str, ast.AST] | None:
-        """(parameter, function of the file) that a value is handed to."""
-        holder = self.parents[use]
-        call = self.parents[holder] if isinstance(holder, ast.keyword) else holder
-        functions = self.functions.get(last(dotted(call.func)), []) if isinstance(call, ast.Call) else []
-        if not isinstance(call, ast.Call) or len(functions) != 1:
-            return None
-        names = [name for name in parameters(functions[0]) if name not in ("self", "cls")]
-        given = [name for place, name in enumerate(names) if argument(call, name, place) is use]
-        return (given[0], functions[0]) if given else None
-
     def role(self, node: ast.AST | None, depth: int = 0) -> str:
         """``rank``, ``local rank``, ``world``, ``local world``, or "" for anything else."""
         if node is None or depth > 6:
@@ -226,6 +209,12 @@ class Program:
                 return ENVIRONMENT.get(text_of(node.args[0]), "")
             if name == "int" and node.args:
                 return self.role(node.args[0], depth + 1)
+            own = self.functions.get(name, [])
+            if len(own) == 1:  # of this file: what it returns
+                results = [one.value for one in ast.walk(own[0]) if isinstance(one, ast.Return)]
+                return self._same(results, depth)
+            if last(name) == "get_local_rank" and "." in name and not name.startswith("torch."):
+                return ""  # of another library, where it may be the global one
             return CALLS.get(last(name), "") if not node.args and not node.keywords else ""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return "local rank" if self.role(node.left, depth + 1) == "rank" else ""
@@ -237,26 +226,32 @@ class Program:
         return self._same(values, depth) if isinstance(node, ast.Name | ast.Attribute) else ""
 
     def _same(self, values: list[ast.expr | None], depth: int) -> str:
-        roles = {self.role(value, depth + 1) for value in values if not is_number(value)}
+        roles = {self.role(value, depth + 1) for value in values if not isinstance(value, CONSTANTS)}
         return roles.pop() if len(roles) == 1 else ""
 
-    def words(self, node: ast.AST, depth: int = 9, seen: set[str] | None = None) -> set[str]:
-        """All names and strings in an expression, and in what they are set to; "?" for what is not known."""
+    def parts(self, node: ast.AST, depth: int = 4, seen: set | None = None) -> Iterator[ast.AST | None]:
+        """The nodes of an expression, and of what its variables are set to; None for what is not known."""
         seen = set() if seen is None else seen
-        found: set[str] = set()
-        for part in ast.walk(node):
-            if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                found.add(part.value.lower())
-            elif isinstance(part, ast.Starred):  # a part of it is meant, which one is not known
+        for part in [one for one in ast.walk(node) if one not in seen]:
+            seen.add(part)
+            yield part
+            if depth and isinstance(part, ast.Name | ast.Attribute) and dotted(part) and part in self.parents:
+                for value in self.assigned(part):
+                    yield from [None] if value is None else self.parts(value, depth - 1, seen)
+
+    def words(self, node: ast.AST, depth: int = 9) -> set[str]:
+        """All names and strings in an expression, and in what they are set to; "?" for what is not known."""
+        found = set()
+        for part in self.parts(node, depth):
+            if isinstance(part, ast.Name | ast.Attribute):
+                found.add(last(dotted(part) or part.attr).lower())  # type: ignore[union-attr]
+            elif part is None or isinstance(
+                part, ast.Starred
+            ):  # a part of it is meant, which one is not known
                 found.add("?")
-            elif isinstance(part, ast.Name | ast.Attribute):
-                text = dotted(part)
-                found.add(last(text).lower() if text else part.attr.lower())  # type: ignore[union-attr]
-                if depth and text and text not in seen and part in self.parents:
-                    seen.add(text)
-                    for value in self.assigned(part):
-                        found |= {"?"} if value is None else self.words(value, depth - 1, seen)
-        return found
+            else:
+                found.add(text_of(part).lower())
+        return found - {""}
 
     def guards(self, node: ast.AST) -> Iterator[ast.expr]:
         """The conditions in its function that decide whether a run comes to a node."""
@@ -306,7 +301,7 @@ class Program:
     def goes_backward(self, node: ast.AST, depth: int = 0) -> bool:
         """Whether ``backward()`` is called there, also by functions of the file."""
         for call in [part for part in ast.walk(node) if isinstance(part, ast.Call)]:
-            functions = self.functions.get(last(dotted(call.func)), []) if depth < 2 else []
+            functions = self.functions.get(last(dotted(call.func)), []) if depth < 3 else []
             if is_method(call, "backward") or any(self.goes_backward(one, depth + 1) for one in functions):
                 return True
         return False
@@ -379,13 +374,6 @@ def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
 
 def text_of(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def is_number(node: ast.AST | None) -> bool:
-    """A number or None as it is written, also below zero."""
-    if isinstance(node, ast.UnaryOp):
-        node = node.operand
-    return isinstance(node, ast.Constant) and not isinstance(node.value, str)
 
 
 def leaves(branch: ast.If) -> bool:

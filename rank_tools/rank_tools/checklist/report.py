@@ -9,14 +9,6 @@ from .program import Program
 from .rules import RULES, Rule
 from .source import Source, SourceError, read
 
-# The rules that there were until version 2, by code and by name.
-GONE = """
-RC101 meet RC102 quits RC103 skip RC104 error RC105 uneven RC106 objects RC107 both_send RC108 parted
-RC201 sampler RC203 shuffle RC205 resumed RC206 seeds RC207 split RC209 reduce RC210 mean RC211 once
-RC301 group RC302 wrap RC303 order RC305 drift RC307 no_sync RC308 early RC311 norm RC312 mode RC313
-precision RC402 saved RC403 prefix RC405 race RC406 shards RC501 no_grad RC502 backend RC601 talk RC602
-leave
-"""
 MARKS = ("istributed", "DataParallel", "RANK", "fully_shard", "GradScaler")  # no rule is about a file without
 
 
@@ -39,12 +31,11 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """errors: files that cannot be read; notes: what else the user should know; one line each."""
+    """errors: files that cannot be read, one line each."""
 
     files: int = 0
     findings: list[Finding] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def check(paths: list[str], rules: list[Rule] = RULES) -> Report:
@@ -63,10 +54,6 @@ def check(paths: list[str], rules: list[Rule] = RULES) -> Report:
 
 def examine(source: Source, rules: list[Rule], report: Report) -> None:
     """Add what the rules find in one program."""
-    for line, words in sorted(source.ignored.items()):
-        report.notes += [
-            f"{source.place(line)}: {word}: {gone(word)}" for word in sorted(words) if gone(word)
-        ]
     if not any(mark in source.text for mark in MARKS):
         return
     try:
@@ -84,11 +71,6 @@ def examine(source: Source, rules: list[Rule], report: Report) -> None:
         report.errors.append(f"{source.path}: rank-check failed: {type(error).__name__}: {error}")
 
 
-def gone(word: str) -> str:
-    """What to say of a rule that there was; "" of any other word."""
-    return f"the rule {word} is gone, nothing asks it any more" if word in GONE.split() else ""
-
-
 def plural(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
@@ -96,8 +78,11 @@ def plural(number: int, word: str) -> str:
 def as_text(report: Report, rules: list[Rule]) -> str:
     lines = [f"{one.place}: {one.code} {one.text} [{one.name}]" for one in report.findings]
     number = len(report.findings)
-    found = plural(number, "finding") if number else "nothing found"
-    return "\n".join([*lines, f"{plural(report.files, 'file')}, {plural(len(rules), 'rule')}: {found}"])
+    found = [plural(number, "finding")] if number else [] if report.errors else ["nothing found"]
+    found += [plural(len(report.errors), "file") + " could not be read"] if report.errors else []
+    return "\n".join(
+        [*lines, f"{plural(report.files, 'file')}, {plural(len(rules), 'rule')}: {', '.join(found)}"]
+    )
 
 
 def as_json(report: Report, rules: list[Rule]) -> str:

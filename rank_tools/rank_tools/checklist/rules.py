@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from . import rules_data, rules_files, rules_model
+from . import rules_data, rules_files, rules_model, rules_sharded
 from .program import Program
 
 
@@ -16,9 +16,9 @@ class Rule(NamedTuple):
     def name(self) -> str:
         return self.find.__name__
 
-    @property
-    def question(self) -> str:
-        return self.find.__doc__ or ""
+    def answers(self, word: str) -> bool:
+        """Whether a word is its name or the beginning of its code."""
+        return word == self.name or self.code.startswith(word)
 
 
 RULES = [
@@ -29,7 +29,10 @@ RULES = [
     Rule("RC306", rules_model.scaler),
     Rule("RC309", rules_model.device),
     Rule("RC310", rules_model.number),
+    Rule("RC314", rules_sharded.init),
+    Rule("RC315", rules_sharded.forwards),
     Rule("RC401", rules_files.save),
     Rule("RC404", rules_files.load),
     Rule("RC407", rules_files.overwrite),
+    Rule("RC408", rules_sharded.shard),
 ]

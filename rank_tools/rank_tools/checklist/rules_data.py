@@ -4,7 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from .program import LOOPS, Function, Program, argument, dotted, last
+from .flow import all_loops, uses_of
+from .program import Function, Program, argument, dotted, last
 
 Findings = Iterator[tuple[ast.AST, str]]
 
@@ -21,11 +22,9 @@ def share(program: Program) -> Findings:
             yield call, "its seed depends on the rank: each rank deals from another order, and parts overlap"
 
 
-def has_rank(program: Program, node: ast.expr) -> bool:
-    """Whether a rank is added or given there."""
-    return any(
-        program.role(part) in ("rank", "local rank") for part in ast.walk(node) if part in program.parents
-    )
+def has_rank(program: Program, node: ast.AST) -> bool:
+    """Whether a rank is added or given there, also through variables."""
+    return any(program.role(part) in ("rank", "local rank") for part in program.parts(node))
 
 
 def epoch(program: Program) -> Findings:
@@ -33,74 +32,34 @@ def epoch(program: Program) -> Findings:
     if program.managed or "set_epoch" in program.attributes:
         return
     for call in program.named("DistributedSampler"):
-        shuffle = argument(call, "shuffle", 3)
-        if shuffle is not None and not (isinstance(shuffle, ast.Constant) and shuffle.value is True):
+        if not shuffles(program, argument(call, "shuffle", 3)):
             continue
-        made = loader_of(program, call)
-        name, scope = program.target(made) if made is not None else ("", program.tree)
-        if re.search(r"eval|val|test|infer", name):
-            continue
-        loops = loops_over(program, name, scope)
         own = program.loops(call)
-        for loop, outer in loops or []:
-            if any(one not in own and repeats(one) for one in outer) and program.goes_backward(loop):
+        for use in uses_of(program, call):
+            if any(re.search(r"eval|val|test|infer|dev", name) for name in use.names):
+                continue
+            if trains_again(program, use.node, own):
                 yield call, "call sampler.set_epoch(epoch) at the start of each epoch"
                 break
 
 
-def loader_of(program: Program, sampler: ast.Call) -> ast.Call | None:
-    """The DataLoader that a sampler is for; None if the sampler is used in another way, too."""
-    parent = program.parents[program.parents[sampler]]
-    if isinstance(parent, ast.Call) and is_loader(program, parent):
-        return parent
-    name, scope = program.target(sampler)
-    loaders = []
-    for use in program.uses(name, scope) if name else []:
-        holder = program.parents[use]
-        call = program.parents[holder] if isinstance(holder, ast.keyword) else holder
-        if isinstance(call, ast.Call) and is_loader(program, call) and argument(call, "sampler", 3) is use:
-            loaders.append(call)
-        elif not is_asked(program, use):
-            return None
-    return loaders[0] if len(loaders) == 1 else None
+def shuffles(program: Program, given: ast.expr | None) -> bool:
+    """Whether a sampler surely shuffles; it does so unless it is told not to."""
+    values = [given] if given is None or isinstance(given, ast.Constant) else program.assigned(given)
+    return bool(values) and all(one is given is None or getattr(one, "value", None) is True for one in values)
 
 
-def is_loader(program: Program, call: ast.Call) -> bool:
-    name = program.name(call)
-    return last(name) == "DataLoader" and name.startswith("torch.")
-
-
-def is_asked(program: Program, use: ast.AST) -> bool:
-    """Whether it is only asked whether there is one."""
-    holder = program.parents[use]
-    if isinstance(holder, ast.If | ast.IfExp):
-        return use is holder.test
-    return isinstance(holder, ast.Compare | ast.BoolOp | ast.UnaryOp)
-
-
-def loops_over(
-    program: Program, name: str, scope: ast.AST, outer: tuple = (), depth: int = 0
-) -> list[tuple[ast.AST, list]] | None:
-    """(loop over a loader, the loops around it), through functions of the file; None if it leaves them."""
-    found: list[tuple[ast.AST, list]] = []
-    for use in program.uses(name, scope) if name and depth < 3 else []:
-        holder, node = program.parents[use], use
-        while isinstance(holder, ast.Call) and last(dotted(holder.func)) in ("enumerate", "tqdm"):
-            holder, node = program.parents[holder], holder
-        if isinstance(holder, LOOPS) and getattr(holder, "iter", None) is node:
-            found.append((holder, [*program.loops(holder), *outer]))
-            continue
-        if is_asked(program, use) or isinstance(holder, ast.Call) and dotted(holder.func) == "len":
-            continue
-        inner = program.handed_on(use)
-        if inner is None:
-            return None
-        around = (*program.loops(use), *outer)
-        deeper = loops_over(program, inner[0], inner[1], around, depth + 1)
-        if deeper is None:
-            return None
-        found += deeper
-    return found
+def trains_again(program: Program, use: ast.AST, own: list) -> bool:
+    """Whether a loader is read anew in each round of a loop, for training."""
+    function = program.function(use)
+    parts = list(ast.walk(function)) if function is not None else []
+    yields = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in parts)
+    cycles = isinstance(use, ast.Call) and last(dotted(use.func)) == "cycle"
+    if cycles or yields and any(isinstance(one, ast.While) for one in program.loops(use)):
+        return "backward" in program.attributes
+    rounds = [one for one in all_loops(program, use) if one not in own and one is not use and repeats(one)]
+    inner = [use] if isinstance(use, ast.For | ast.AsyncFor) else rounds
+    return bool(rounds) and any(program.goes_backward(one) for one in inner)
 
 
 def repeats(loop: ast.AST) -> bool:
@@ -126,18 +85,12 @@ def download(program: Program) -> Findings:
         if not name.startswith(("torchvision.", "torchaudio.")) or getattr(asked, "value", None) is not True:
             continue
         function = program.function(call)
+        earlier = [
+            one for one in program.calls if one.lineno < call.lineno and program.function(one) is function
+        ]
+        waits = any("barrier" in dotted(one.func).lower() for one in earlier)  # one goes before the others
         own = any(has_rank(program, part) for part in call.args)
-        if own or function in told or waits_before(program, call) or not program.everyone(call):
+        if own or waits or function in told or not program.everyone(call):
             continue
         told.add(function)
         yield call, "every rank downloads: let one of each machine do it, and the others wait at a barrier"
-
-
-def waits_before(program: Program, node: ast.Call) -> bool:
-    """Whether ranks meet earlier in the same function, as where one goes before the others."""
-    return any(
-        "barrier" in dotted(call.func).lower()
-        and program.function(call) is program.function(node)
-        and call.lineno < node.lineno
-        for call in program.calls
-    )

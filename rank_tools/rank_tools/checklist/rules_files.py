@@ -32,16 +32,31 @@ def load(program: Program) -> Findings:
     """Does each rank load onto its own device? Else all load onto the GPU of the rank that saved."""
     if program.managed or not program.together or "cuda" not in program.attributes:
         return
-    if not any(is_checkpoint(program, call) for call in program.calls):
+    saves = [call for call in program.calls if program.name(call) == "torch.save" and call.args]
+    saved = set().union(*(program.words(call.args[0], isinstance(call.args[0], ast.Name)) for call in saves))
+    if "state_dict" not in saved or "cpu" in saved:
         return  # what is loaded may come from a CPU
     for call in program.calls:
         options = argument(call, "map_location", 1) or any(keyword.arg is None for keyword in call.keywords)
         if program.name(call) != "torch.load" or options:
             continue
         name, scope = program.target(call)
-        states = [use for use in program.uses(name, scope) if name and into_state(program, use)]
-        if len(states) > 1 and program.everyone(call):
+        uses = program.uses(name, scope) if name else []
+        around = [(use, parent) for use in (*uses, call) for _, parent in program.above(use)]
+        states = [
+            use for use, one in around if isinstance(one, ast.Call) and is_method(one, "load_state_dict")
+        ]
+        resumes = len(states) > 1 and any(is_checkpoint(program, one) for one in saves)
+        if (resumes or states and any(same_file(call, one) for one in saves)) and program.everyone(call):
             yield call, "every rank loads onto the GPU of the rank that saved: give map_location"
+
+
+def same_file(load: ast.Call, save: ast.Call) -> bool:
+    """Whether a file is saved under the expression by which it is loaded."""
+    read, written = argument(load, "f", 0), argument(save, "f", 1)
+    if read is None or written is None:
+        return False
+    return last(dotted(read)) == last(dotted(written)) != "" or ast.dump(read) == ast.dump(written)
 
 
 def is_checkpoint(program: Program, call: ast.Call) -> bool:
@@ -50,11 +65,6 @@ def is_checkpoint(program: Program, call: ast.Call) -> bool:
         return False
     words = program.words(call.args[0], isinstance(call.args[0], ast.Name))
     return "state_dict" in words and any("optim" in word or "epoch" in word for word in words)
-
-
-def into_state(program: Program, node: ast.AST) -> bool:
-    parents = [parent for _, parent in program.above(node)]
-    return any(isinstance(one, ast.Call) and is_method(one, "load_state_dict") for one in parents)
 
 
 def overwrite(program: Program) -> Findings:

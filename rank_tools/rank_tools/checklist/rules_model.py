@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from .flow import given_to
 from .program import Program, argument, dotted, is_method, last, text_of
 
 Findings = Iterator[tuple[ast.AST, str]]
@@ -44,24 +45,12 @@ def bypass(program: Program) -> Findings:
     """Does training call the wrapper? Else nothing is averaged, and no error tells."""
     for call in program.named("DistributedDataParallel") if not program.managed else []:
         wrapper, scope = program.target(call)
-        inner = inner_names(program, call, wrapper) if wrapper else set()
+        inner = {f"{wrapper}.module", dotted(call.args[0]) if call.args else ""} - {"", ".module", wrapper}
         own = {last(name).lower() for name in (wrapper, *inner)} - {"module"}
-        for use in inner_calls(program, call, wrapper, inner, scope):
+        for use in inner_calls(program, call, wrapper, inner, scope) if wrapper else []:
             backward = backward_of(program, use)
             if backward is not None and steps_own(program, backward, own):
                 yield use, "the model inside the wrapper computes this loss: call the wrapper"
-
-
-def inner_names(program: Program, wrap: ast.Call, wrapper: str) -> set[str]:
-    """What the model inside a wrapper is called."""
-    inside = f"{wrapper}.module"
-    names = {inside, dotted(wrap.args[0]) if wrap.args else ""}
-    for (_, name), values in program.values.items():
-        for value in values:
-            parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-            if any(part is not None and dotted(part) == inside for part in parts):
-                names.add(name)
-    return names - {"", wrapper}
 
 
 def inner_calls(
@@ -75,7 +64,7 @@ def inner_calls(
         if dotted(call.func) in inner:
             yield call
         for given in call.args:
-            handed = program.handed_on(given) if dotted(given) in inner else None
+            handed = given_to(program, call, given) if dotted(given) in inner else None
             for deeper in program.calls if handed is not None else []:
                 if handed == (dotted(deeper.func), program.scope(deeper)):
                     yield deeper

@@ -45,7 +45,8 @@ exit code:
   3  with --end: it hangs; the verdict was told, and the command and all that it started were ended
 
 The script is run as it is. Its Python processes get one more thread, which tells where they are.
-It sees the ranks of this machine. Two calls of one kind and shape that are swapped look the same.
+It sees the ranks of this machine. Two calls of one kind and shape that are swapped give a hint, by their
+lines, if the job then hangs; a job that moves is not looked into.
 """
 
 

@@ -37,6 +37,15 @@ class Handled:
 
 
 @dataclass
+class DeadThread:
+    """A thread that an exception has ended."""
+
+    name: str
+    error: str
+    place: Stack
+
+
+@dataclass
 class Answer:
     """What a process said last (the first four parts), and what the doctor has seen of it (the last one)."""
 
@@ -52,6 +61,7 @@ class Answer:
     # Where it is, and what it has used since it began, without our thread.
     stacks: Stacks = field(default_factory=dict)
     handles: Handled | None = None
+    dead_threads: list[DeadThread] = field(default_factory=list)
     cpu_s: float = 0.0
     moved: int = 0  # bytes read and written
     sockets: int | None = None  # bytes sent and received by those that are open; None: it was not asked
@@ -94,6 +104,7 @@ class Answer:
         """
         answer = cls(**written)
         answer.handles = Handled(**written["handles"]) if written.get("handles") else None
+        answer.dead_threads = [DeadThread(**thread) for thread in written.get("dead_threads", [])]
         answer.message = (written["message"][0], written["message"][1]) if written.get("message") else None
         answer.batches = [(kind, peer) for kind, peer in written.get("batches", [])]
         return answer

@@ -9,6 +9,22 @@ KINDS, SHAPES, MISSING, STUCK = "kinds", "shapes", "missing", "stuck"
 
 
 @dataclass(frozen=True)
+class Detour:
+    """Two ranks have one call from two lines, and one of them has the other's line before or after it.
+
+    A hint and no proof: branches are legal. ``swapped``: the next call is from the other line; else ``late``
+    is the rank that has left out the line of the other one.
+    """
+
+    group: str
+    number: int
+    early: int
+    late: int
+    calls: tuple[Call, Call]  # of early and late, with this number
+    swapped: bool
+
+
+@dataclass(frozen=True)
 class Difference:
     """One call of a group. ``made``: {rank: its call}; ``missing``: members that have not made it.
 
@@ -83,3 +99,45 @@ def first_difference(group: str, logs: dict[int, dict[int, Call]], members: list
         if all(not call.done for call in made.values()):
             return Difference(STUCK, group, number, made, missing, members)
     return None
+
+
+def line_of(call: Call | None) -> tuple[str, int] | None:
+    return None if call is None or call.place is None else (call.place.file, call.place.line)
+
+
+def detours(ranks: dict[int, Rank], world_size: int) -> list[Detour]:
+    """The first call of each group that two ranks make from lines in another order."""
+    found = []
+    for (group, group_name, _), logs in by_group(ranks, world_size).items():
+        name = group_name if group_name == DEFAULT else group
+        first = max(min(log) for log in logs.values())
+        numbers = range(first, max(max(log) for log in logs.values()) + 1)
+        pairs = [(one, other) for one in logs for other in logs if one < other]
+        of_group = [detour(name, number, *pair, logs) for number in numbers for pair in pairs]
+        found += [one for one in of_group if one is not None][:1]
+    return found
+
+
+def detour(group: str, number: int, one: int, other: int, logs: dict[int, dict[int, Call]]) -> Detour | None:
+    """How two ranks go apart at a call, if they were at one line before, or it is their first one."""
+    mine, yours = logs[one].get(number), logs[other].get(number)
+    lines = [line_of(mine), line_of(yours)]
+    before = {line_of(logs[rank].get(number - 1)) for rank in (one, other)}
+    if mine is None or yours is None or None in lines or lines[0] == lines[1] or len(before) > 1:
+        return None
+    for early, late in ((one, other), (other, one)):
+        if is_behind(logs[early], logs[late], number):
+            return Detour(group, number, early, late, (logs[early][number], logs[late][number]), False)
+    after = [line_of(logs[rank].get(number + 1)) for rank in (one, other)]
+    if after == lines[::-1]:
+        return Detour(group, number, one, other, (mine, yours), True)
+    return None
+
+
+def is_behind(early: dict[int, Call], late: dict[int, Call], number: int) -> bool:
+    """Whether the calls of one rank from a number on are those of the other rank without the first."""
+    pairs = [
+        (call, early[place + 1]) for place, call in late.items() if place >= number and place + 1 in early
+    ]
+    same = [line_of(call) == line_of(other) for call, other in pairs]
+    return max(early) > max(late) and all(same) and bool(same)

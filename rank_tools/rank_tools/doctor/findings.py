@@ -124,8 +124,11 @@ def find(job: Job) -> Finding:
         return OtherCall(first.what, job.works, job.is_proof(), first, variants_of(first))
     if roots:
         return missing(job, seen or roots)
-    if any(wait.awaited for wait in job.waits.values()):
+    awaited = {number for wait in job.waits.values() for number in wait.awaited}
+    if any(way_back(number, job) for number in awaited):
         return circle(job)
+    if awaited:  # the last ones wait for a rank that is not known, as in a receive from any
+        return missing(job, sorted(number for number in awaited if not job.waits[number].awaited))
     if first is not None and first.what == STUCK:
         named = {root for number in first.made if (root := root_of(job.ranks[number])) is not None}
         return Stuck(STUCK, job.works, len(named) > 1 and not job.works, first, len(named) <= 1)

@@ -1,9 +1,9 @@
 """What runs in each Python process of a job: a thread that says where the process is, when it is asked.
 
 ``job`` puts a copy of this file, named sitecustomize.py, on the PYTHONPATH of the job, so Python imports it
-before the script. It needs the standard library alone, imports no torch by itself, wraps no function and
-registers no hook. What it takes: a thread, two file descriptors above 200, and through ``faulthandler`` the
-signal SIGRTMIN + 11 and the right to write the stacks when the process crashes.
+before the script. It needs the standard library alone, imports no torch by itself and wraps no function.
+What it takes: a thread, two file descriptors above 200, ``threading.excepthook``, which calls the one before,
+and through ``faulthandler`` the signal SIGRTMIN + 11 and the right to write the stacks at a crash.
 """
 
 import atexit
@@ -35,6 +35,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
 FIRST_DESCRIPTOR = 200  # a script's own numbers stay as they are
 ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "to", "input_split_sizes", "output_split_sizes")
 MOST_NUMBERS = 200
+MOST_THREADS = 5
 PLACE_BYTES = 1000
 TCP_INFO_BYTES = struct.Struct("=120xQQ")  # linux/tcp.h: tcpi_bytes_acked, tcpi_bytes_received
 
@@ -52,6 +53,18 @@ class Agent:
         self.spent = [0.0, 0]  # processor seconds and bytes of our own threads that have ended
         self.crash_file: int | None = None
         self.place_file: int | None = None
+        self.dead_threads: list[dict] = []
+        self.other_excepthook = threading.excepthook
+
+    def note_dead_thread(self, ended) -> None:
+        """The exception that ends a thread; what Python does with it is done all the same."""
+        with suppress(Exception):  # its own __str__ may fail
+            if ended.exc_value is not None:
+                text = f"{type(ended.exc_value).__name__}: {ended.exc_value}".splitlines()[0]
+                place = places(traceback.walk_tb(ended.exc_traceback))
+                name = ended.thread.name if ended.thread is not None else "without a name"
+                self.dead_threads.append({"name": name, "error": text[:LONGEST_TEXT], "place": place})
+        self.other_excepthook(ended)
 
     def start(self) -> None:
         self.stopping = threading.Event()
@@ -66,6 +79,7 @@ class Agent:
     def start_in_fork(self) -> None:
         self.is_fork = True
         self.is_worker = has_group()
+        self.dead_threads = []
         self.spent = [0.0, 0]
         self.open_place_file()
         self.write_stacks_when_it_crashes()
@@ -136,6 +150,7 @@ class Agent:
         report["moved"] = bytes_moved("/proc/self/io") - moved
         report["stacks"] = self.stacks()
         report["handles"] = handled()
+        report["dead_threads"] = self.dead_threads[-MOST_THREADS:]
         report["message"] = open_message()
         report["arguments"] = arguments_of_call()
         if level >= CALLS:
@@ -441,6 +456,7 @@ def begin() -> None:
     agent = Agent(folder)
     atexit.register(agent.goodbye)
     os.register_at_fork(before=agent.stop, after_in_parent=agent.start, after_in_child=agent.start_in_fork)
+    threading.excepthook = agent.note_dead_thread
     agent.open_place_file()
     agent.write_stacks_when_it_crashes()
     agent.hello()

@@ -191,7 +191,8 @@ def add_texts(report: Answer) -> None:
     linecache.checkcache()
     handled = report.handles.place if report.handles else []
     last = report.bye.place if report.bye else []
-    for stack in [*report.stacks.values(), report.place, handled, last]:
+    dead = [thread.place for thread in report.dead_threads]
+    for stack in [*report.stacks.values(), report.place, handled, last, *dead]:
         for place in stack:
             place[3] = place[3] or linecache.getline(place[0], place[1]).strip()
 

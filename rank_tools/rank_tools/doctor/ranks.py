@@ -93,6 +93,7 @@ class Rank:
     keyboard: str = ""  # what reads from it
     breakpoint: str = ""  # the line that has called the debugger, as far as it stands above
     helpers: list[str] = field(default_factory=list)  # where its other threads and processes are
+    dead_threads: list[str] = field(default_factory=list)  # that an exception has ended, in words
     handles: str = ""  # the exception in whose ``except`` or ``finally`` it is, and where that was raised
     error: str = ""
     code: int | None = None  # how its process ended, a signal is negative
@@ -190,6 +191,10 @@ def make_rank(number: int, report: Answer, below: list[Answer]) -> Rank:
     if rank.state in ("alive", "silent"):
         if rank.place_age == 0:  # an older stack says nothing of what it waits for now
             look_at_stacks(rank, report, main)
+        rank.dead_threads = [
+            f"has lost its thread {thread.name}: {thread.error}, at {own_place(thread.place)}"
+            for thread in report.dead_threads
+        ]
         if report.handles and rank.state == "alive":
             rank.handles = f"{report.handles.error}, raised at {own_place(report.handles.place)}"
         rank.helpers = [*threads_of(rank.stacks), *processes_of(below, report.children)]

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from .calls import detours
 from .findings import Job, find
 from .ranks import Place, Rank
-from .words import lines_of
+from .words import detour_words, lines_of
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,20 @@ def verdict(ranks: dict[int, Rank], world_size: int) -> Verdict:
     """What holds the ranks up. ``world_size``: how many there should be, as far as known."""
     job = Job(ranks, world_size)
     found = find(job)
+    causes = [
+        f"Rank {number} {thread}"
+        for number, rank in ranks.items()
+        if not rank.is_dead and not rank.works
+        for thread in rank.dead_threads
+    ]
+    hints = [detour_words(detour, ranks) for detour in detours(ranks, world_size)]
     handled = [
         f"Rank {number} handles an exception: {rank.handles}"
         for number, rank in ranks.items()
         if rank.handles
     ]
-    return Verdict(found.kind, (*lines_of(found, job), *handled), found.may_move, found.is_proof)
+    lines = (*causes, *lines_of(found, job), *hints, *handled)
+    return Verdict(found.kind, lines, found.may_move, found.is_proof)
 
 
 def nobody(launchers: list[tuple[str, Place]]) -> Verdict:

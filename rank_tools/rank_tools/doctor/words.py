@@ -4,14 +4,11 @@ import re
 import signal
 from functools import singledispatch
 
-from .calls import DEFAULT, KINDS, Difference
+from .calls import DEFAULT, KINDS, Detour, Difference
 from .findings import ROOTS, Circle, Finding, InTorch, Job, Missing, OtherCall, Outside, Stuck, Wait
 from .ranks import Call, Rank
 
-NOT_SEEN = (
-    "All ranks have made the same calls so far. Two calls of one kind and shape that are swapped on a rank "
-    "look the same here."
-)
+NOT_SEEN = "All ranks have made the same calls so far, as far as kind, shape and line tell."
 STACKS_ALONE = (
     "py-spy sees stacks, not calls. To learn which call is missing, start the job by rank-doctor -- COMMAND."
 )
@@ -134,6 +131,21 @@ def _(finding: Stuck, job: Job) -> list[str]:
         *(f"{who(members)}: {place}" for place, members in places.items()),
         last,
     ]
+
+
+def detour_words(detour: Detour, ranks: dict[int, Rank]) -> str:
+    """A hint: the same call from two lines."""
+    group = "the default group" if detour.group == DEFAULT else f"group {detour.group}"
+    early, late = (
+        f"{place_at(ranks[number], call)} on rank {number}"
+        for number, call in zip((detour.early, detour.late), detour.calls, strict=True)
+    )
+    what = f"A hint: call {detour.number} of {group} comes from two lines, {early} and {late}"
+    if detour.swapped:
+        return f"{what}, and the next call from the same two lines, the other way round: they are swapped."
+    return (
+        f"{what}: rank {detour.late} has left out the first of them, as after an exception that was caught."
+    )
 
 
 def arguments_words(rank: Rank) -> str:

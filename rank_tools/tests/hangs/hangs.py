@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -120,9 +121,45 @@ def outside() -> None:
 def swapped() -> None:
     dist.init_process_group("gloo")
     a, b = torch.ones(1), torch.full((1,), 100.0)
-    for x in (a, b) if RANK == 0 else (b, a):
+
+    def reduce_a() -> None:
+        dist.all_reduce(a)
+
+    def reduce_b() -> None:
+        dist.all_reduce(b)
+
+    for reduce in (reduce_a, reduce_b) if RANK == 0 else (reduce_b, reduce_a):
+        reduce()
+    queue.Queue().get()
+
+
+def left_out() -> None:
+    """Rank 1 catches an exception in its second step, so that it has made one call less than rank 0."""
+    dist.init_process_group("gloo")
+    x = torch.ones(4)
+    for step in range(3):
+        with suppress(ValueError):
+            if RANK == 1 and step == 1:
+                raise ValueError("a bad record")
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
         dist.all_reduce(x)
     queue.Queue().get()
+
+
+def thread_died() -> None:
+    """The thread that fetches ends by an exception, and its reader waits for ever."""
+    dist.init_process_group("gloo")
+    fetched: queue.Queue = queue.Queue()
+
+    def fetch() -> None:
+        for number in range(3):
+            if RANK == 1 and number == 2:
+                raise ValueError("a bad record")
+            fetched.put(torch.ones(4))
+
+    threading.Thread(target=fetch, name="prefetch").start()
+    for _ in range(3):
+        dist.all_reduce(fetched.get())
 
 
 if __name__ == "__main__":
