@@ -45,12 +45,6 @@ ANSWERS = [
         told="the log of the first attempt is gone after the second",
     ),
     Wrong(
-        what="Saves on the node's own disk.",
-        old=RUN,
-        new=RUN.replace('"run-', '"/tmp/run-'),
-        told="are on a node's own disk, and lost with that node",
-    ),
-    Wrong(
         what="Has each node wait on its loopback device.",
         old=HEAD,
         new="head=localhost",
