@@ -5,6 +5,7 @@ Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
 import copy
+import gc
 import sys
 from pathlib import Path
 
@@ -62,3 +63,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    gc.collect()  # or a thread of gloo may abort the exit: pytorch#190489

@@ -157,4 +157,4 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    gc.collect()  # dcp.save leaves cycles behind; without this the exit aborted in 5 of 50 runs
+    gc.collect()  # or a thread of gloo may abort the exit: pytorch#190489
