@@ -129,7 +129,7 @@ def descriptions() -> Tokens:
 def main(folder: str, *texts: str) -> None:
     write(Path(folder), paragraphs_of(map(Path, texts)), BYTES_AND_END, BYTES_AND_END - 1)
     tokens = read(Path(folder))
-    print(f"{folder}: {len(tokens.train):,} tokens to train on, {len(tokens.test):,} to test with")
+    print(f"{Path(folder).name}: {len(tokens.train):,} tokens to train on, {len(tokens.test):,} to test with")
 
 
 if __name__ == "__main__":
