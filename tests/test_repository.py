@@ -91,11 +91,21 @@ def shown_commands(text: str) -> dict[str, list[str]]:
     return {command: output.splitlines() for command, output in blocks}
 
 
-def missing_lines(command_line: str, shown: list[str]) -> list[str]:
-    """Those of the lines that the command of one of our tools does not print."""
+MODULES = {
+    "rank-check": "checklist",
+    "rank-doctor": "doctor",
+    "rank-plan": "planner",
+    "rank-replay": "replay",
+}
+
+
+def missing_lines(command_line: str, shown: list[str], folder: Path) -> list[str]:
+    """Those of the lines that the command of one of our tools does not print, in ``folder``."""
     program, *arguments = command_line.split()
-    module = {"rank-check": "checklist", "rank-doctor": "doctor", "rank-plan": "planner"}[Path(program).name]
-    printed = python("-m", f"rank_tools.{module}", *arguments).stdout.splitlines()
+    for name in ("labs", "notebooks"):
+        (folder / name).symlink_to(ROOT / name)
+    module = MODULES[Path(program).name]
+    printed = python("-m", f"rank_tools.{module}", *arguments, cwd=folder).stdout.splitlines()
     return [line for line in shown if line not in printed]
 
 
@@ -107,17 +117,23 @@ def test_a_clean_system_gets_the_commands_of_the_readme():
 SHOWN = shown_commands(read("README.md"))
 
 
-def test_the_readme_shows_four_tools_at_work():
-    assert len(SHOWN) == 4 and all(SHOWN.values())
+def test_the_readme_shows_five_tools_at_work():
+    assert len(SHOWN) == 5 and all(SHOWN.values())
 
 
 @pytest.mark.parametrize(
-    "tool", ["rank-check", "rank-plan", pytest.param("rank-doctor", marks=pytest.mark.slow)]
+    "tool",
+    [
+        "rank-check",
+        "rank-plan",
+        pytest.param("rank-doctor", marks=pytest.mark.slow),
+        pytest.param("rank-replay", marks=pytest.mark.slow),
+    ],
 )
-def test_what_the_readme_shows_is_what_a_tool_prints(tool: str):
+def test_what_the_readme_shows_is_what_a_tool_prints(tool: str, tmp_path: Path):
     (shown,) = [(line, lines) for line, lines in SHOWN.items() if tool in line.partition(" ")[0]]
     line, lines = shown
-    assert missing_lines(line, [*lines, "no such line"]) == ["no such line"]
+    assert missing_lines(line, [*lines, "no such line"], tmp_path) == ["no such line"]
 
 
 def test_the_layout_that_is_told_is_that_of_the_course():

@@ -33,12 +33,16 @@ ROUTES = (
     Route(
         "must train on 8 GPUs tomorrow",
         ("00", "08", "10", "11", "13"),
-        {"script": "labs/lab_10_train.py", "rank-check": "notebooks/tools.md"},
+        {
+            "script": "labs/lab_10_train.py",
+            "language model": "notebooks/29_language_model.ipynb",
+            "rank-check": "notebooks/tools.md",
+        },
     ),
     Route(
         "train a large model on 8 GPUs next month",
         ("00", "08", "06", "10", "11", "19", "27", "26"),
-        {"which strategy": "notebooks/strategies.md"},
+        {"script": "notebooks/29_language_model.ipynb", "which strategy": "notebooks/strategies.md"},
     ),
     Route(
         "have a job that hangs or is slow",
