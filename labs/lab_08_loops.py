@@ -11,6 +11,9 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+
+# For gloo: without this import the exit may abort (see the notebook). Leave it out with nccl.
+import torch.distributed.nn.functional
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel

@@ -82,8 +82,11 @@ def forwards(program: Program) -> Findings:
 
 def unequal(program: Program, node: ast.AST) -> bool:
     """Whether ranks take every N-th of things whose number need not divide."""
-    for part in program.parts(node):
-        ends = (part.lower, part.step) if isinstance(part, ast.Slice) and part.upper is None else ()
+    parts = list(program.parts(node))
+    inner = [one for part in parts if isinstance(part, ast.Tuple) for one in part.elts[1:]]
+    for part in parts:
+        is_slice = isinstance(part, ast.Slice) and part.upper is None and part not in inner
+        ends = (part.lower, part.step) if is_slice else ()
         if isinstance(part, ast.Call) and dotted(part.func) == "range" and len(part.args) == 3:
             ends = (part.args[0], part.args[2])
         if [program.role(one) for one in ends] == ["rank", "world"]:
