@@ -97,7 +97,7 @@ FAULTS: list[Fault] = [
         lab="10_tokens",
         old="        dist.all_reduce(counted)\n",
         new="        counted *= dist.get_world_size()\n",
-        told="step 1: embed.weight: differs by",
+        told="step 1: place: differs by",
         run="10_token_steps",
     ),
     # Each rank keeps its own sums of the gradient.
