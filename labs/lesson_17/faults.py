@@ -57,7 +57,12 @@ FAULTS: list[Fault] = [
         told="gate and up share a gather: 3 all-gathers",
         run="17_plans",
     ),
-    Fault(lab="17_plans", old="heads //= mesh.size()", new="heads //= 1", told="vocabulary, step 0: loss: differs"),
+    Fault(
+        lab="17_plans",
+        old="heads //= mesh.size()",
+        new="heads //= 1",
+        told="vocabulary, step 0: loss: differs",
+    ),
     Fault(
         lab="17_torch",
         old="    block.attention.heads //= mesh.size()  # no plan does this, and none checks it\n",
