@@ -85,8 +85,8 @@ def unequal(program: Program, node: ast.AST) -> bool:
     parts = list(program.parts(node))
     inner = [one for part in parts if isinstance(part, ast.Tuple) for one in part.elts[1:]]
     for part in parts:
-        is_slice = isinstance(part, ast.Slice) and part.upper is None and part not in inner
-        ends = (part.lower, part.step) if is_slice else ()
+        ends = (part.lower, part.step) if isinstance(part, ast.Slice) and part.upper is None else ()
+        ends = () if part in inner else ends
         if isinstance(part, ast.Call) and dotted(part.func) == "range" and len(part.args) == 3:
             ends = (part.args[0], part.args[2])
         if [program.role(one) for one in ends] == ["rank", "world"]:
