@@ -169,7 +169,7 @@ SOUGHT = {  # what people look for: the page that must come first
     "samples repeat after resume": "failures",
     "glossary": "glossary",
     "FSDP": "glossary",
-    "checkpoint": "11_checkpoints",
+    "checkpoint": "glossary",
 }
 
 
