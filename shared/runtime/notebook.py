@@ -88,6 +88,13 @@ def log_file(name: str) -> str:
     return str(Path(os.environ["RANK_BY_RANK_RESULTS"]) / name)
 
 
+def replay(lab: str, ranks: int, *arguments: str, hangs_after: float | None = None) -> None:
+    """Run ``labs/{lab}.py`` on so many ranks, and show what each did; see ``shared.runtime.replay.show``."""
+    from shared.runtime.replay import show
+
+    show(lab, ranks, *arguments, hangs_after=hangs_after)
+
+
 def _set_environment(root: Path) -> None:
     environment.enter_lab_environment()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # as each kernel is, and `!` forks
