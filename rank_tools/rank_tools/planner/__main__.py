@@ -143,6 +143,7 @@ def parser() -> Parser:
         "--peak": "TFLOP/s in bfloat16, dense",
         "--peak8": "TFLOP/s in FP8",
         "--memory": "GiB",
+        "--usable": "the share of a GPU's memory that tensors get (0.92)",
         "--bandwidth": "TB/s to its memory",
         "--link": "GB/s to others of its node, in one direction",
         "--gemm": "GEMM efficiency: the share of the peak that large matrix products get",
@@ -176,7 +177,7 @@ def parser() -> Parser:
     told = "when FSDP adds up gradients: shards each micro-batch and replicas once a step (shards), all each "
     told += "micro-batch (each), all with the last one, whole gradients until then (last)"
     cli.add_argument("--sync", choices=CHOICES["sync"], help=told)
-    defaults = {"nic": 400.0, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3}
+    defaults = {"nic": 400.0, "usable": 0.92, "dollars": 2.0, "save": 5.0, "restart": 600.0, "show": 3}
     cli.set_defaults(gpu_hours=GPU_HOURS_PER_FAILURE, **defaults)
     return cli
 
@@ -234,6 +235,7 @@ def training_of(given: argparse.Namespace) -> Training:
         gpu=gpu,
         network=Network(node, given.nic / 8 * 1e9),
         stack=stack_named(given.stack, **chosen),
+        usable=given.usable,
         dollars=given.dollars,
         save_s=given.save,
         restart_s=given.restart,
@@ -358,6 +360,7 @@ def describe(training: Training, plan: Plan) -> str:
     lines = [
         f"\n{layout}",
         f"memory  {memory.total / GIB:.1f} GiB: {held}",
+        *too_tight(training, plan),
         f"step    {low * time.total:.3g} to {high * time.total:.3g} s; planned {time.total:.3g}: {parts}",
         f"speed   {tokens / high:,.0f} to {tokens / low:,.0f} tokens/s/GPU; planned {tokens:,.0f}",
         f"MFU     planned, {'; '.join(f'{name}: {share:.1%}' for name, share in shares.items())}",
@@ -368,6 +371,15 @@ def describe(training: Training, plan: Plan) -> str:
         if op != "recv":
             lines.append(f"{dimension:<7} {calls:,} x {op}, {amount(size, 'B', 'kMGTP')} in all")
     return "\n    ".join(lines)
+
+
+def too_tight(training: Training, plan: Plan) -> list[str]:
+    """Said of a plan that fits by less than memory is off."""
+    if not plan.tight:
+        return []
+    left = training.gpu.memory * training.usable - plan.memory.total
+    off = ERROR_OUTSIDE[0] * plan.memory.total
+    return [f"tight   {left / GIB:.1f} GiB are left, memory is off by {off / GIB:.1f} on average: measure it"]
 
 
 def brief(training: Training, plans: list[Plan], rejected: list[Rejected]) -> str:
@@ -393,6 +405,7 @@ def brief(training: Training, plans: list[Plan], rejected: list[Rejected]) -> st
     lines = [
         f"{what}: {plan.layout}",
         f"{memory.total / GIB:.1f} GiB: {held}; sends {bytes_sent or 'nothing'}",
+        *too_tight(training, plan),
         f"step {low * time.total:.3g} to {high * time.total:.3g} s; "
         f"communication and waiting add: {unhidden or 'nothing'}",
     ]

@@ -14,6 +14,8 @@ says how others' runs differ.
 ``outside.csv`` has memories of others. No constant was chosen by them, but options were: ``bf16``, ``last``,
 ``whole`` and ``logits6`` say what these rows' code holds otherwise than the stack, and three of the four came
 into the planner when the rows were read.
+
+``wholes.csv`` has the GPU hours of whole trainings of dense models. ``search.RUN`` is their range.
 """
 
 import csv
@@ -26,7 +28,7 @@ from typing import Any
 from .flops import CONVENTIONS, MEGATRON, WHOLE, per_token
 from .hardware import GIB, Network, gpu_named
 from .layout import CHOICES, Layout
-from .search import fullest
+from .search import Training, fullest, propose
 from .stack import BF16, HALF, KERNELS, stack_named
 from .step import step_time, tokens_per_s
 from .transformer import Model, gpt, model_named, with_context
@@ -145,6 +147,17 @@ def outside(told: bool = True) -> tuple[dict[str, str], list[Row]]:
         for name in ("layout", "stack"):
             columns[name] = " ".join(word for word in columns[name].split() if word not in OF_THEIR_CODE)
     return sources, list(map(row_of, table))
+
+
+def wholes(stack: str) -> list[float]:
+    """How many times as long whole trainings took as the first proposal for a stack."""
+    took = []
+    for columns in lines_of("wholes.csv")[1]:
+        model, gpu = model_of(columns["model"], int(columns["length"])), gpu_named(columns["gpu"])
+        sizes = (int(columns["gpus"]), int(columns["batch"]), float(columns["tokens"]))
+        plans, _ = propose(Training(model, *sizes, gpu=gpu, stack=stack_named(stack)))
+        took.append(float(columns["hours"]) / (plans[0].days * 24 * int(columns["gpus"])))
+    return took
 
 
 def rows(name: str, experts: bool | None = None) -> list[Row]:
