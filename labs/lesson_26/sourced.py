@@ -104,6 +104,54 @@ SOURCED = [
         url=f"{NCCL_TESTS}/6",
     ),
     Sourced(
+        see="CUDA error: invalid device ordinal",
+        why="`set_device` got a number that this node has no GPU for: more ranks than GPUs, the global rank "
+        "in place of LOCAL_RANK, or `CUDA_VISIBLE_DEVICES` leaves fewer",
+        cure="`--nproc-per-node` of the GPUs that are visible; `torch.cuda.set_device(LOCAL_RANK)`",
+        lesson="10",
+        name="stanford_alpaca #67",
+        url="https://github.com/tatsu-lab/stanford_alpaca/issues/67",
+    ),
+    Sourced(
+        see="ncclInternalError: Internal check failed. Last error: Bootstrap : no socket interface found",
+        why="`NCCL_SOCKET_IFNAME` names an interface that this machine has not, or there is none but `lo`; "
+        "since nccl 2.27 also `connecting to address with family ... is neither AF_INET(2) nor AF_INET6(10)`",
+        cure="`ip -br addr` on each node; unset the variable, or give a prefix: `NCCL_SOCKET_IFNAME=eth`",
+        lesson="27",
+        name="nccl #1837",
+        url=f"{NCCL}/1837",
+    ),
+    Sourced(
+        see="NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host); "
+        "socketStartConnect: Connect to ... failed : Connection refused",
+        why="the other node has announced an address that cannot be reached from here, such as that of a "
+        "container's bridge (`veth`, `docker`), or a firewall is between them: nccl takes any port",
+        cure="`NCCL_SOCKET_IFNAME` with the interface that the nodes share; open all ports between them; "
+        "`nc -l PORT` there, `nc ADDRESS PORT` here",
+        lesson="27",
+        name="nccl #913",
+        url=f"{NCCL}/913",
+    ),
+    Sourced(
+        see="NCCL WARN Message truncated : received 1024 bytes instead of 256",
+        why="the ranks run different versions of nccl, or have different `NCCL_*` variables",
+        cure="compare `torch.cuda.nccl.version()` and `env | grep NCCL` on all nodes, in the job itself; one "
+        "image for all",
+        lesson="27",
+        name="nccl #1328",
+        url=f"{NCCL}/1328",
+    ),
+    Sourced(
+        see="[c10d] sendBytes failed on SocketImpl(fd=67, ...): Broken pipe; Failed to check the 'should "
+        "dump' flag on TCPStore, (maybe TCPStore server has shut down too early)",
+        why="an echo: the process with the store, mostly rank 0, has ended before this one",
+        cure="the first error in time, mostly rank 0's; if there is none, `destroy_process_group()` on all "
+        "ranks at the end of the script",
+        lesson="02",
+        name="vllm #32139",
+        url="https://github.com/vllm-project/vllm/pull/32139",
+    ),
+    Sourced(
         see="CUDA error: device-side assert triggered",
         why="a label, a token or a position is out of range; all later CUDA calls of this process "
         "fail with the same text, nccl's too",
@@ -206,8 +254,9 @@ SOURCED = [
         see="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...",
         why="weights, gradients, optimizer, activations and the allocator's gaps take more than the GPU has; "
         "on GPU 0 alone: all ranks are on it, too (next rows)",
-        cure="in this order: a smaller micro-batch with accumulation; activation checkpointing; FSDP; "
-        "offloading. A snapshot says what holds the memory (lesson 25), `rank-plan` what a layout needs",
+        cure="in this order: a smaller micro-batch with accumulation (under FSDP checkpointing first: each "
+        "micro-batch gathers again); activation checkpointing; FSDP; offloading. A snapshot says what holds "
+        "the memory (lesson 25), `rank-plan` what a layout needs",
         lesson="25",
         name="CUDA memory",
         url="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
