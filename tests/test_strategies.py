@@ -1,4 +1,4 @@
-"""Ten published runs, asked of rank-plan: what ``notebooks/strategies.md`` prints beside each.
+"""Ten published runs, asked of rank-plan, as ``notebooks/strategies.md`` has them; numbers of questions.md.
 
 Run it:      python -m tests.test_strategies
 
@@ -8,9 +8,24 @@ prints the cells of the table that are computed.
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_nccl_timeout as NCCL_TIMEOUT
+from torch.distributed.constants import default_pg_timeout as TIMEOUT
 
-from rank_tools.planner import Layout, Model, Network, Training, gpu_named, model_named, propose, step_time
+from rank_tools.planner import (
+    Layout,
+    Model,
+    Network,
+    Training,
+    bubble,
+    gpu_named,
+    model_named,
+    propose,
+    step_time,
+)
 from rank_tools.planner.hardware import GIB, fsdp_hides_from
+from rank_tools.planner.memory import states
 from rank_tools.planner.published import Row, read
 from rank_tools.planner.search import fullest
 from rank_tools.planner.stack import stack_named
@@ -98,6 +113,34 @@ def test_the_page_has_the_formulas_numbers():
             assert f"{from_tokens.by_bytes:,.0f}" in PAGE and f"{from_tokens.tokens:,.0f}" in PAGE
         ratio = gpu.peak * gpu.gemm / (gpu.link * network.reached)
         assert f"28,672 / {int(ratio):,} = {int(28_672 / ratio)}" in PAGE
+
+
+def test_the_numbers_of_the_twenty_questions():
+    """In the order of the page; what an answer says without a number of its own is not here."""
+    page = (ROOT / "notebooks" / "questions.md").read_text(encoding="utf-8").partition("<!-- questions")[0]
+    zero = [states(7.5e9, stack_named("2021").numbers, stage, 64) / 1e9 for stage in range(4)]
+    h100, slow = gpu_named("h100"), Network(card=12.5e9)
+    hides = [fsdp_hides_from(1e12, 128, h100, network).by_bytes for network in (Network(), slow)]
+    minutes = [int(limit.total_seconds() / 60) for limit in (NCCL_TIMEOUT, TIMEOUT)]
+    reported = [int(100 * row.value * 1e12 / h100.peak) for row in read()[1] if row.source == "llama3"]
+    bfloat16 = torch.tensor(256, dtype=torch.bfloat16)
+    assert bfloat16 + 1 == 256 and LLAMA.kv_heads == 8
+    for told in (
+        f"A model of 8 billion parameters needs {16 * 8} GB",
+        f"this is {zero[1]:.0f}, {zero[2]:.0f} and {zero[3]:.1f} GB in place of {zero[0]:.0f} GB",
+        f"With 8 ranks this is {2 * 7 / 8} times",
+        f"carries {h100.link / 1e9:.0f} GB/s in each direction, and a 400 Gb/s network card 50 GB/s, 9 times",
+        f"it is 3/11, or {bubble('1F1B', 4, 8):.0%}".replace("%", " %"),
+        f"{hides[0]:,.0f} on 16 nodes of 8 H100s with 400 Gb/s a GPU, and {hides[1]:,.0f} with 100 Gb/s",
+        f"after {minutes[0]} minutes with nccl and {minutes[1]} with gloo",
+        f"A rank keeps 1/8 of the 16 bytes of a parameter, {16 // 8} bytes",
+        f"a token is {8 * 7168 * 2 / 1e3:.0f} kB each way",
+        f"25 MiB each after a first one of {dist._DEFAULT_FIRST_BUCKET_BYTES // 2**20} MiB",
+        f"it falls to {6 / 8:.0%} of".replace("%", " %"),
+        f"With 1,024 ranks and 10 µs a step the latency alone is {2 * 1023 * 10e-3:.0f} ms",
+        f"Llama 3 405B had {min(reported)} to {max(reported)} % on 8,192 to 16,384 GPUs",
+    ):
+        assert told in page, told
 
 
 if __name__ == "__main__":

@@ -134,9 +134,8 @@ SOURCED = [
     ),
     Sourced(
         see="NCCL WARN Message truncated : received 1024 bytes instead of 256",
-        why="the ranks run different versions of nccl, or have different `NCCL_*` variables",
-        cure="compare `torch.cuda.nccl.version()` and `env | grep NCCL` on all nodes, in the job itself; one "
-        "image for all",
+        why="the ranks have different versions of nccl, or different `NCCL_*` variables",
+        cure="compare `torch.cuda.nccl.version()` and those variables on all nodes; one image for all",
         lesson="27",
         name="nccl #1328",
         url=f"{NCCL}/1328",
