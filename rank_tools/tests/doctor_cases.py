@@ -147,7 +147,18 @@ CASES = {
     "leaves": Case(
         "death", ("Rank 1 was the first: .*(without a word|code 0).*{leaves}",), LOOSE, launcher=TORCHRUN
     ),
-    "sizes": Case("death", ("was the first: .*SIGABRT.*{sizes}", "all_reduce"), launcher=TORCHRUN),
+    "sizes": Case(
+        "death", ("was the first: .*SIGABRT.*{sizes}", "all_reduce"), ("A hint",), launcher=TORCHRUN
+    ),
+    "leaves_one_out": Case(
+        "death",
+        (
+            "was the first: .*SIGABRT",
+            "A hint: two lines have met, .*({leaves_one_out 0}.*{leaves_one_out 1}|"
+            "{leaves_one_out 1}.*{leaves_one_out 0}).*has left out a call",
+        ),
+        launcher=TORCHRUN,
+    ),
     "types": Case(
         "death",
         ("was the first: .*SIGABRT.*or the dtypes.*{types}",),
