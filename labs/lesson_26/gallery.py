@@ -9,6 +9,7 @@ or:      torchrun --standalone --nproc-per-node=2 labs/lesson_26/gallery.py CASE
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from shared.runtime.errors import CourseError, InputError
@@ -29,11 +30,11 @@ from lesson_26 import (
     waiting,
     wrong,
 )
-from lesson_26.sourced import SOURCED
 from lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 
 MODULES = (waiting, starting, training, divided, sharded, loops, cut_models, resuming, hidden, on_call, wrong)
 CASES = [case for module in MODULES for case in module.CASES]
+SOURCED = tomllib.loads(Path(__file__).with_name("sourced.toml").read_text(encoding="utf-8"))["failures"]
 NOTEBOOKS = ROOT / "notebooks"
 ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
@@ -140,14 +141,10 @@ def table_of(rows: list[dict[str, str]]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## On GPUs, in containers, on clusters", "", ON_GPUS, ""]
     lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
-    for failure in sorted(SOURCED, key=lambda failure: failure.see.lower()):
-        cells = [
-            as_code(failure.see) + " †" * failure.seen,
-            failure.why,
-            failure.cure,
-            link_to(failure.lesson),
-            f"[{failure.name}]({failure.url})",
-        ]
+    for failure in sorted(SOURCED, key=lambda failure: failure["see"].lower()):
+        text = as_code(failure["see"]) + " †" * failure.get("seen", False)
+        source = f"[{failure['name']}]({failure['url']})"
+        cells = [text, failure["why"], failure["cure"], link_to(failure["lesson"]), source]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines[1:])
 
