@@ -205,9 +205,6 @@ CASES = {
         of_hangs("Rank 0 waits in init_process_group", "Rank 1 has never come: not seen"),
         options=("--only=0",),
     ),
-    "their_gpt.py": of_them(
-        "barrier on rank 0 and all_reduce on rank 1", "in save_checkpoint", "loss.backward"
-    ),
     "their_trainer.py": of_them("Rank 1 is missing in all_gather", "in log_metrics", "elsewhere.*ready.wait"),
     "all_in_c_from_the_start": Case(HEALTHY, ("^$",), ("no call was made",)),
     "is_well": Case(HEALTHY, ("^$",), ("dead", "elsewhere", "missing")),
