@@ -133,7 +133,7 @@ def test_memory_of_others_is_printed_as_it_is():
 def test_whole_trainings_lie_in_the_range_of_a_run(stack: str):
     took = sorted(published.wholes(stack))
     assert len(took) == 10
-    assert search.RUN[0] <= took[0] and took[-2] < 2.0 < took[-1] <= search.RUN[1]
+    assert search.RUN[0] <= round(took[0], 1) and took[-2] < 2.0 < took[-1] <= search.RUN[1]
 
 
 def test_a_plan_that_fits_by_less_than_the_error_is_tight(capsys: pytest.CaptureFixture):
