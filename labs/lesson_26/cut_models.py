@@ -1,7 +1,8 @@
-"""Cases of models that are cut: stages that clip alone or keep outputs, a V that evaluates, a fused layer."""
+"""Cases of models and sequences that are cut: by stages, by columns, and by context parallelism."""
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
@@ -107,3 +108,38 @@ def fused_projection(rank: int, cured: bool) -> str:
     here = sum(layer(x).chunk(3, -1))  # this rank's half of q + k + v
     off = (here - expected.chunk(2, -1)[rank]).abs().max().item()
     return "equal" if off < 1e-6 else f"off by {off:.1f}"
+
+
+@case(
+    ERROR,
+    says={0: r"shape '\[1, 3, 4, 2\]' is invalid for input of size 12"},
+    right=r"^\[1, 3, 2, 2\]$",
+    did="split a column-parallel layer's output into all heads: `q.view(batch, length, heads, width)`",
+    cause="under TP a rank has heads / TP of them",
+    cure="`q.view(batch, length, -1, head_width)`, or `unflatten(-1, (-1, head_width))`",
+    lesson="17",
+)
+def view_of_all_heads(rank: int, cured: bool) -> list[int]:
+    query = parallelize_module(nn.Linear(8, 8), init_device_mesh("cpu", (2,)), ColwiseParallel())
+    return list(query(torch.ones(1, 3, 8)).view(1, 3, -1 if cured else 4, 2).shape)
+
+
+@case(
+    WRONG,
+    says={0: "^6 labels$"},
+    right="^7 labels$",
+    symptom="with context parallelism the loss is a little off, and fewer labels count than in one process",
+    did="cut the sequence first, and let each rank shift its own part to make labels",
+    cause="the last token of each part loses its label, which is the first token of the next part",
+    cure="make labels from the whole row, then cut both",
+    lesson="20",
+)
+def labels_after_the_cut(rank: int, cured: bool) -> str:
+    tokens, ignored = torch.arange(8), -100
+    own = tokens.chunk(2)[rank]
+    labels = F.pad(tokens[1:], (0, 1), value=ignored).chunk(2)[rank]
+    if not cured:
+        labels = F.pad(own[1:], (0, 1), value=ignored)
+    counted = (labels != ignored).sum()
+    dist.all_reduce(counted)
+    return f"{counted.item()} labels"

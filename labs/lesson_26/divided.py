@@ -188,7 +188,7 @@ def every_rank_builds_it(rank: int, cured: bool) -> str:
     right="^1 all-reduces$",
     symptom="under FSDP2 or HSDP, gradient accumulation of 4 takes 4 times the seconds",
     did="left synchronization on for each micro-batch: DDP's `no_sync()` is a no-op for `fully_shard`",
-    cause="each backward reduces between the replicas, too",
+    cause="each micro-batch communicates as much as a whole step",
     cure="HSDP: `set_requires_all_reduce(last)`, at no extra memory; "
     "FSDP2: `set_requires_gradient_sync(last)`, which keeps whole gradients until then",
     lesson="19",
@@ -232,9 +232,9 @@ def experts_not_divided(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^gradient 0.5$", 1: "^gradient 1.5$"},
     right="^gradient 2.0$",
-    symptom="what each TP rank holds drifts apart: norms, norms of heads (q, k), copies of KV heads",
+    symptom="TP ranks' copies of norms, of norms of heads (q, k) or of KV heads drift apart",
     did="stepped with each rank's own gradient of it",
-    cause="each rank has seen its own tokens or heads: its gradient is a summand",
+    cause="each rank has seen its own tokens or heads: its gradient is a partial sum",
     cure="sum these gradients over the TP group before the optimizer's step",
     lesson="17",
 )

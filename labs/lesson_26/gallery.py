@@ -9,6 +9,7 @@ or:      torchrun --standalone --nproc-per-node=2 labs/lesson_26/gallery.py CASE
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from shared.runtime.errors import CourseError, InputError
@@ -29,11 +30,11 @@ from lesson_26 import (
     waiting,
     wrong,
 )
-from lesson_26.sourced import SOURCED
 from lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 
 MODULES = (waiting, starting, training, divided, sharded, loops, cut_models, resuming, hidden, on_call, wrong)
 CASES = [case for module in MODULES for case in module.CASES]
+SOURCED = tomllib.loads(Path(__file__).with_name("sourced.toml").read_text(encoding="utf-8"))["failures"]
 NOTEBOOKS = ROOT / "notebooks"
 ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
@@ -49,12 +50,15 @@ FIRST = {
     f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`.",
     ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. So is "
     "`exitcode: -15`, by which torchrun ends the ranks that are left.",
-    WRONG: "Right and wrong numbers of each case are printed by `python labs/lesson_26/gallery.py CASE`.",
+    WRONG: "The table has six parts, by what you see first, in this order: the ranks' weights drift apart; "
+    "loss, metrics or gradients are off; data repeats or is missing; after a resume or in a checkpoint; "
+    "memory; slow. Right and wrong numbers of each case are printed by "
+    "`python labs/lesson_26/gallery.py CASE`.",
 }
 INTRODUCTION = (
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
-    "its case on two ranks, broken and cured, and compare the message; or *from a source*, which is linked. "
-    "Words: [the glossary](glossary.md)."
+    "its case on two ranks, broken and cured, on CPUs over gloo, and compare the message; or *from a "
+    "source*, which is linked: nccl's texts are in the last part. Words: [the glossary](glossary.md)."
 )
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
@@ -71,6 +75,19 @@ SEEN_FIRST = {
     "In one call": r"^(two|both|all ranks) in",
     "In different calls": r"in the next (step|forward|gather)|two calls|two groups|thread|one call ahead",
     "Some in a call, the others in none": "",
+}
+OFF = "Loss, metrics, gradients"
+# Of wrong numbers: cases of each part of the table, in its order; those that are not named are ``OFF``.
+PARTS = {
+    "Weights drift apart": "forward_around_ddp forward_under_no_sync two_forwards_two_backwards "
+    "two_backwards_of_one_forward unfrozen_later layer_outside_every_unit summand_as_gradient",
+    OFF: "",
+    "Data": "no_set_epoch epoch_in_workers weighted_draws local_rank_in_sampler stream_on_all_ranks "
+    "mixed_after_the_split one_seed_for_all",
+    "Resume, checkpoint": "restart_from_nothing state_of_a_new_optimizer order_drawn_again "
+    "one_name_for_all_ranks later_values_saved saved_in_the_handler",
+    "Memory": "every_rank_builds_it copies_in_memory outputs_of_all_micro_batches",
+    "Slow": "reduces_too_often reduces_between_replicas",
 }
 COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
 
@@ -92,17 +109,23 @@ def seen_first(stands: str) -> str:
     return next(kind for kind, pattern in SEEN_FIRST.items() if re.search(pattern, stands))
 
 
-def seen(row: dict[str, str]) -> str:
-    """What leads to a row: the text of a message, or words."""
+def part_of(row: dict[str, str]) -> str:
+    """The part of its table that a row is in."""
     if row["see"] == HANG:
-        return f"**{seen_first(row['stands'])}**: {row['stands']}"
-    return row["symptom"] or as_code(row["text"])
+        return seen_first(row["stands"])
+    parts = [part for part, names in PARTS.items() if row["name"] in names.split()]
+    return "" if row["see"] == ERROR else (parts or [OFF])[0]
+
+
+def seen(row: dict[str, str]) -> str:
+    """What leads to a row: its part, and the text of a message, or words."""
+    text = row["stands"] if row["see"] == HANG else row["symptom"] or as_code(row["text"])
+    return f"**{part_of(row)}**: {text}" if part_of(row) else text
 
 
 def place_in_table(row: dict[str, str]) -> tuple[int, str]:
-    """Hangs by what one sees first, all others by their text."""
-    kinds = list(SEEN_FIRST)
-    return kinds.index(seen_first(row["stands"])) if row["see"] == HANG else 0, seen(row).lower()
+    """By the part, then by the text."""
+    return [*SEEN_FIRST, *PARTS, ""].index(part_of(row)), seen(row).lower()
 
 
 def table_of(rows: list[dict[str, str]]) -> str:
@@ -118,14 +141,10 @@ def table_of(rows: list[dict[str, str]]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## On GPUs, in containers, on clusters", "", ON_GPUS, ""]
     lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
-    for failure in sorted(SOURCED, key=lambda failure: failure.see.lower()):
-        cells = [
-            as_code(failure.see) + " †" * failure.seen,
-            failure.why,
-            failure.cure,
-            link_to(failure.lesson),
-            f"[{failure.name}]({failure.url})",
-        ]
+    for failure in sorted(SOURCED, key=lambda failure: failure["see"].lower()):
+        text = as_code(failure["see"]) + " †" * failure.get("seen", False)
+        source = f"[{failure['name']}]({failure['url']})"
+        cells = [text, failure["why"], failure["cure"], link_to(failure["lesson"]), source]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines[1:])
 

@@ -35,6 +35,7 @@ VARYING = {
     r"(port: |port )\d+": r"\1PORT",
     r"(after|within) \d+ ?(ms|milliseconds|seconds)": r"\1 N \2",
     r"\b0x[0-9a-f]+\b": "0x...",
+    r"\x1b\[\d*m": "",  # bold letters in a terminal
     r"\[enforce fail at [^\]]*\] ": "",
     r"/(home|root|tmp|work|usr|Users|opt|var|mnt|__w)/[\w./-]*/": ".../",
     r"Warning\b": "warning",

@@ -147,7 +147,18 @@ CASES = {
     "leaves": Case(
         "death", ("Rank 1 was the first: .*(without a word|code 0).*{leaves}",), LOOSE, launcher=TORCHRUN
     ),
-    "sizes": Case("death", ("was the first: .*SIGABRT.*{sizes}", "all_reduce"), launcher=TORCHRUN),
+    "sizes": Case(
+        "death", ("was the first: .*SIGABRT.*{sizes}", "all_reduce"), ("A hint",), launcher=TORCHRUN
+    ),
+    "leaves_one_out": Case(
+        "death",
+        (
+            "was the first: .*SIGABRT",
+            "A hint: two lines have met, .*({leaves_one_out 0}.*{leaves_one_out 1}|"
+            "{leaves_one_out 1}.*{leaves_one_out 0}).*has left out a call",
+        ),
+        launcher=TORCHRUN,
+    ),
     "types": Case(
         "death",
         ("was the first: .*SIGABRT.*or the dtypes.*{types}",),
@@ -193,9 +204,6 @@ CASES = {
     "one_starts": replace(
         of_hangs("Rank 0 waits in init_process_group", "Rank 1 has never come: not seen"),
         options=("--only=0",),
-    ),
-    "their_gpt.py": of_them(
-        "barrier on rank 0 and all_reduce on rank 1", "in save_checkpoint", "loss.backward"
     ),
     "their_trainer.py": of_them("Rank 1 is missing in all_gather", "in log_metrics", "elsewhere.*ready.wait"),
     "all_in_c_from_the_start": Case(HEALTHY, ("^$",), ("no call was made",)),

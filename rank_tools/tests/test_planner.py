@@ -458,7 +458,7 @@ IMPOSSIBLE = {
     "experts": ({"ep": 8, "dp": 64}, "Llama 3 70B has no experts for EP 8"),
     "ZeRO": ({"pp": 2, "dp": 32, "zero": 3}, "gathers all parameters again for each micro-batch"),
     "length": ({"cp": 64}, "a sequence of 8200 does not divide by CP 64"),
-    "memory": ({"dp": 64}, "a rank needs"),
+    "memory": ({"dp": 64}, "does not fit: "),
 }
 
 
@@ -626,7 +626,8 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture):
         ),
         ([*COMMAND, "--zero", "3", "--sync", "last"], 0, "sync last"),
         ([*COMMAND, "--brief", "--tp", "2"], 0, "waiting add: tp "),
-        ([*COMMAND, "--brief", "--memory", "8"], 1, "by memory, such as"),
+        ([*COMMAND, "--brief", "--memory", "8"], 1, ": does not fit: "),
+        ([*COMMAND, "--gpu", "h800"], 0, "not known for H800 80GB: DeepSeek-V3's step is planned at 43 s"),
         ([*COMMAND, "--stack", "torch", "--logits", "6", "--whole-logits"], 0, "6 of a logit, whole on each"),
         (["--model", "8b", "--gpus", "128"], 0, "at 400 Gb/s a GPU, 12,149 at 100 Gb/s"),
         ([*COMMAND, "--zero", "3", "--micro-batch", "8", "--recompute", "none", "--anyway"], 0, "DP 8, FSDP"),

@@ -59,7 +59,8 @@ POINTS_ELSEWHERE = re.compile(
     r"other way round|our|without f|one such|each way|which way|at all four|on A|A's|B joins|first barrier|"
     r"the (two|other|others|last|five|lab|whole batch|same head|piece|wire|formula|formulas|router|barrier|"
     r"agents|weight of a piece)|your ranks|we (stop|make)|all ranks now|four all-reduces|in total|"
-    r"two buckets of|each rank starts from its own|in units of|drops rows)\b",
+    r"two buckets of|first line|of the variables|Exercise \d+ writes|DDP's 4S|"
+    r"each rank starts from its own|in units of|drops rows)\b",
     re.IGNORECASE,
 )
 RUFF = (sys.executable, "-m", "ruff")

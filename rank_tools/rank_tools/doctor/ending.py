@@ -1,6 +1,7 @@
 """The words for a job that has failed by itself: which rank was the first, and which ones are echoes."""
 
 import re
+import signal
 from dataclasses import replace
 
 from .answer import Answer
@@ -29,7 +30,7 @@ def lines_of(ranks: dict[int, Rank], answers: list[Answer], world_size: int, cod
         lines = [death_words(first[0])]
         others = [rank for rank in first[1:] if rank.code != SIGTERM]
         lines += [death_words(rank) for rank in others]
-        lines += last_calls(ranks, first)
+        lines += [*last_calls(ranks, first), *parted(ranks, first[0])]
     else:
         lines = spawned or without_a_first(ranks, world_size)
     if not lines:
@@ -91,6 +92,18 @@ def last_calls(ranks: dict[int, Rank], first: list[Rank]) -> list[str]:
             what = f" in {call.kind} of {call.shape}, call {call.number}" if call and call.shape else ""
             lines.append(f"Rank {rank.rank} is an echo: it was waiting{what}: {rank.place}")
     return lines
+
+
+def parted(ranks: dict[int, Rank], first: Rank) -> list[str]:
+    """A hint, if sizes did not fit and another rank was at another line."""
+    for rank in ranks.values():
+        if first.code == -signal.SIGABRT and rank.place and first.place:
+            at, other = (f"{place.file}:{place.line}" for place in (first.place, rank.place))
+            if at != other:
+                here, there = f"rank {first.rank} at {first.place}", f"rank {rank.rank} at {rank.place}"
+                why = "one of them has left out a call, as after an exception that was caught"
+                return [f"A hint: two lines have met, {here}, and {there}: {why}."]
+    return []
 
 
 def without_a_first(ranks: dict[int, Rank], world_size: int) -> list[str]:

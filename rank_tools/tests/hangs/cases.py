@@ -216,6 +216,19 @@ def sizes() -> None:
     dist.all_reduce(torch.ones(1000 + 2000 * RANK))  # here sizes
 
 
+def leaves_one_out() -> None:
+    """Rank 1 catches an exception and skips a call; its next call has another size."""
+    form()
+    for step in range(3):
+        try:
+            if RANK == 1 and step == 1:
+                raise ValueError("a bad record")
+            dist.all_reduce(torch.ones(1000))  # here leaves_one_out 0
+        except ValueError:
+            pass
+        dist.all_reduce(torch.ones(3000))  # here leaves_one_out 1
+
+
 def types() -> None:
     form()
     dist.all_reduce(torch.ones(1000, dtype=torch.bfloat16 if RANK else torch.float32))  # here types

@@ -1,0 +1,148 @@
+"""Ten published runs, asked of rank-plan, as ``notebooks/strategies.md`` has them; numbers of questions.md.
+
+Run it:      python -m tests.test_strategies
+
+prints the cells of the table that are computed.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_nccl_timeout as NCCL_TIMEOUT
+from torch.distributed.constants import default_pg_timeout as TIMEOUT
+
+from rank_tools.planner import (
+    Layout,
+    Model,
+    Network,
+    Training,
+    bubble,
+    gpu_named,
+    model_named,
+    propose,
+    step_time,
+)
+from rank_tools.planner.hardware import GIB, fsdp_hides_from
+from rank_tools.planner.memory import states
+from rank_tools.planner.published import Row, read
+from rank_tools.planner.search import fullest
+from rank_tools.planner.stack import stack_named
+from tests.helpers import ROOT
+
+LLAMA = model_named("8b")
+SMALL = {"layers": 36, "width": 2048, "heads": 16, "kv_heads": 4, "hidden": 11008, "tied": True}
+SMOLLM3 = replace(LLAMA, name="SmolLM3 3B", context=4096, **SMALL)
+WIDE = {"layers": 64, "width": 5120, "heads": 40, "hidden": 27648, "vocabulary": 100352}
+OLMO = replace(LLAMA, name="OLMo 2 32B", context=4096, **WIDE)
+MIXTRAL = model_named("mixtral-8x7b")
+EXPERTS = MIXTRAL.experts._replace(hidden=16384)
+MIXTRAL = replace(
+    MIXTRAL, name="Mixtral 8x22B", layers=56, width=6144, heads=48, context=4096, experts=EXPERTS
+)
+DEEPSEEK = replace(model_named("deepseek-v3"), context=4096)
+TORCH, MEGATRON = stack_named("torch"), stack_named("megatron")
+
+
+def published(source: str, model: str, **layout: int) -> Row:
+    """The last row of ``published.csv`` with seconds and these sizes: in FP8, if there is one."""
+    rows = [
+        row
+        for row in read()[1]
+        if (row.source, row.model.name) == (source, model)
+        and row.unit != "GiB"
+        and all(getattr(row.layout, name) == size for name, size in layout.items())
+    ]
+    return rows[-1]
+
+
+def own(model: Model, gpu: str, batch: int, seconds: float, layout: Layout) -> Row:
+    return Row("", "", model, gpu, layout, batch, Network(), "s", seconds)
+
+
+OF_DEEPSEEK = Layout(pp=16, dp=128, ep=64, zero=1, stack=replace(MEGATRON, fp8=True))
+OF_OLMO = Layout(dp=256, replicate=4, zero=3, micro_batch=2, recompute="op", stack=TORCH)
+OF_SMOLLM3 = Layout(tp=2, dp=192, micro_batch=3, sequence_parallel=True, stack=MEGATRON)
+OF_MIXTRAL = Layout(tp=2, pp=8, dp=8, ep=8, zero=1, sequence_parallel=True, stack=MEGATRON)
+RUNS = {
+    "Llama 3.1 8B": published("torchtitan", "Llama 3 8B", dp=128),
+    "Llama 3.1 70B": published("torchtitan", "Llama 3 70B", dp=32),
+    "Llama 3.1 405B, 512": published("torchtitan", "Llama 3 405B", dp=8),
+    "Llama 3 405B, 16,384": published("llama3", "Llama 3 405B", dp=128),
+    "the same, 131,072 tokens": published("llama3", "Llama 3 405B", cp=16),
+    "DeepSeek-V3": own(DEEPSEEK, "h800", 15360, 19.9, OF_DEEPSEEK),
+    "OLMo 2 32B": own(OLMO, "h100", 2048, 0, OF_OLMO),
+    "SmolLM3 3B": own(SMOLLM3, "h100", 576, 0, OF_SMOLLM3),
+    "Mixtral 8x22B": own(MIXTRAL, "h100", 1024, 0, OF_MIXTRAL),
+    "8B, 262,144 tokens": published("torchtitan", "Llama 3 8B", cp=8),
+}
+
+
+def cells(row: Row) -> str:
+    """The published layout, its seconds and memory; what is proposed first, and its seconds."""
+    gpu = gpu_named(row.gpu)
+    planned = step_time(row.model, row.layout, row.batch, gpu, row.network).total
+    took = row.value if row.unit == "s" else planned * (1 + row.deviation())
+    needs, room = fullest(row.model, row.layout, row.batch).total / GIB, 0.92 * gpu.memory / GIB
+    given = {"gpu": gpu, "network": row.network, "stack": row.layout.stack}
+    first = propose(Training(row.model, row.layout.ranks, row.batch, 1e12, **given))[0][0]
+    return (
+        f"| {row.layout} | {f'{took:.3g}' if took else ''} | {planned:.3g} | {needs:.0f} of {room:.0f} "
+        f"| {first.layout} | {first.time.total:.3g} |"
+    )
+
+
+PAGE = (ROOT / "notebooks" / "strategies.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_page_has_what_the_planner_says_of_a_published_run(run: str):
+    line = next(line for line in PAGE.splitlines() if line.startswith(f"| {run}"))
+    assert cells(RUNS[run]) in line
+
+
+def test_the_page_has_the_formulas_numbers():
+    """Of DDP, of FSDP on 16 and 256 nodes with a block of 8B, and of TP."""
+    sizes = [f"{16 * model_named(name).parameters() / GIB:,.0f} GiB" for name in ("8b", "70b")]
+    assert f"| DDP | 16 P | {' | '.join(sizes)} |" in PAGE
+    for name in ("h100", "b200"):
+        gpu, network = gpu_named(name), Network()
+        for nodes in (16, 256):
+            from_tokens = fsdp_hides_from(218e6, 8 * nodes, gpu, network)
+            assert f"{from_tokens.by_bytes:,.0f}" in PAGE and f"{from_tokens.tokens:,.0f}" in PAGE
+        ratio = gpu.peak * gpu.gemm / (gpu.link * network.reached)
+        assert f"28,672 / {int(ratio):,} = {int(28_672 / ratio)}" in PAGE
+
+
+def test_the_numbers_of_the_twenty_questions():
+    """In the order of the page; what an answer says without a number of its own is not here."""
+    page = (ROOT / "notebooks" / "questions.md").read_text(encoding="utf-8").partition("<!-- questions")[0]
+    zero = [states(7.5e9, stack_named("2021").numbers, stage, 64) / 1e9 for stage in range(4)]
+    h100, slow = gpu_named("h100"), Network(card=12.5e9)
+    hides = [fsdp_hides_from(1e12, 128, h100, network).by_bytes for network in (Network(), slow)]
+    minutes = [int(limit.total_seconds() / 60) for limit in (NCCL_TIMEOUT, TIMEOUT)]
+    reported = [int(100 * row.value * 1e12 / h100.peak) for row in read()[1] if row.source == "llama3"]
+    bfloat16 = torch.tensor(256, dtype=torch.bfloat16)
+    assert bfloat16 + 1 == 256 and LLAMA.kv_heads == 8
+    for told in (
+        f"A model of 8 billion parameters needs {16 * 8} GB",
+        f"this is {zero[1]:.0f}, {zero[2]:.0f} and {zero[3]:.1f} GB in place of {zero[0]:.0f} GB",
+        f"With 8 ranks this is {2 * 7 / 8} times",
+        f"carries {h100.link / 1e9:.0f} GB/s in each direction, and a 400 Gb/s network card 50 GB/s, 9 times",
+        f"it is 3/11, or {bubble('1F1B', 4, 8):.0%}".replace("%", " %"),
+        f"{hides[0]:,.0f} on 16 nodes of 8 H100s with 400 Gb/s a GPU, and {hides[1]:,.0f} with 100 Gb/s",
+        f"after {minutes[0]} minutes with nccl and {minutes[1]} with gloo",
+        f"A rank keeps 1/8 of the 16 bytes of a parameter, {16 // 8} bytes",
+        f"a token is {8 * 7168 * 2 / 1e3:.0f} kB each way",
+        f"25 MiB each after a first one of {dist._DEFAULT_FIRST_BUCKET_BYTES // 2**20} MiB",
+        f"it falls to {6 / 8:.0%} of".replace("%", " %"),
+        f"With 1,024 ranks and 10 µs a step the latency alone is {2 * 1023 * 10e-3:.0f} ms",
+        f"Llama 3 405B had {min(reported)} to {max(reported)} % on 8,192 to 16,384 GPUs",
+    ):
+        assert told in page, told
+
+
+if __name__ == "__main__":
+    for name, published_run in RUNS.items():
+        print(name, cells(published_run))
