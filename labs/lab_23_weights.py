@@ -132,11 +132,10 @@ def move_slices(policy: nn.Module, boxes: list, jobs: Jobs) -> int:
                 if part is None or rank not in (trainer, generator):
                     continue
                 ours = parameter.to_local()[within(part, boxes[rank][name])]
-                piece = ours.contiguous()
                 if rank == trainer:
-                    transfers.append(dist.P2POp(dist.isend, piece, generator))
+                    transfers.append(dist.P2POp(dist.isend, ours.contiguous(), generator))
                 else:
-                    piece = torch.empty_like(piece)
+                    piece = torch.empty_like(ours, memory_format=torch.contiguous_format)
                     transfers.append(dist.P2POp(dist.irecv, piece, trainer))
                     arrivals.append((ours, piece))
     for work in dist.batch_isend_irecv(transfers):
@@ -173,12 +172,14 @@ def serve(policy: nn.Module, boxes: list, jobs: Jobs) -> None:
         try:
             if task == "generate":
                 result = generate(policy, version, *arguments)
-            if task == "prepare":
+            elif task == "prepare":
                 check_layout(policy, *arguments)
-            if task == "receive":
+            elif task == "receive":
                 move, arriving = arguments
                 result = move(policy, boxes, jobs)
                 version = arriving  # only now: a move that fails leaves the old number
+            elif task != "stop":
+                raise ValueError(f"there is no task {task!r}")
         except Exception as error:
             result = error
         answer.set_result(result)

@@ -10,7 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from rank_tools.planner import Layout, model_named, stack_named, traffic_of
 from rank_tools.planner.hardware import Gpu, Network, gpu_named, seconds
+from rank_tools.planner.layout import blocks_of
 from rank_tools.planner.published import Row, read
 from rank_tools.planner.step import most_traffic, step_time
 from shared.runtime.loading import load_file
@@ -116,6 +118,19 @@ def test_a_wrong_roofline_is_told(what: str, tmp_path: Path):
 def test_twelve_trainings_refute_one_card_for_each_gpu(tmp_path: Path):
     lab = lab_with(tmp_path, *FAULTS["each GPU brings in all bytes through its own card"])
     assert len(impossible(lab)) == 12
+
+
+def test_the_planner_has_eight_bytes_of_a_parameter_and_ten_rows_of_a_token():
+    """What the lesson's text counts by hand for FSDP and for tensor parallelism."""
+    llama, ranks = model_named("405b"), 64
+    sent = traffic_of(llama, Layout(dp=ranks, zero=3), sequences=ranks)
+    moved = sent["dp", "all_gather"][1] * ranks + sent["dp", "reduce_scatter"][1]
+    assert moved / llama.parameters() == pytest.approx(8, rel=0.01)
+    layout = Layout(tp=8, pp=8, dp=32, sequence_parallel=True, stack=stack_named("nemo"))
+    sent = traffic_of(llama, layout, sequences=32)
+    rows = sent["tp", "all_gather"][1] * layout.tp + sent["tp", "reduce_scatter"][1]
+    row = len(blocks_of(llama, layout, 0)) * llama.context * llama.width * 2
+    assert rows / row == pytest.approx(10, rel=0.02)
 
 
 def test_starts_are_the_planners(tmp_path: Path):

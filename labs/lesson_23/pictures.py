@@ -38,21 +38,6 @@ def one_weight_twice() -> None:
     )
 
 
-def policies(by_name: dict) -> None:
-    """Probabilities of the next token, a tensor for each policy."""
-    figure, axes = figures.plt.subplots(3, 1, figsize=(7.2, 4.2), sharex=True, sharey=True)
-    for axis, colour, (name, by_token) in zip(axes, figures.COLOURS, by_name.items(), strict=False):
-        axis.bar(range(16), by_token.tolist(), color=colour)
-        axis.set_title(name, loc="left", fontsize=12)
-    axes[-1].set(xlabel="next token", xticks=range(16))
-    axes[1].set_ylabel("probability")
-    figures.show(
-        figure,
-        "Three bar charts of the probability of each of 16 next tokens, by one layer of attention: the old "
-        "policy, the new one, and the new weights with the old cache, which prefers a third token.",
-    )
-
-
 def _overlap(one: tuple, other: tuple) -> tuple:
     """Rows and columns that two ranks have in common."""
     return tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))

@@ -83,7 +83,9 @@ def orders(group: Group, names: list[str]) -> None:
         holds = rpc.rpc_sync(names[-1], what_it_holds)
         if holds != {"gate": "up", "up": "gate"}:
             raise CourseError(f"exchanged parameters were expected, the generator holds {holds}")
-        print(f"two orders: no error, and the generator's gate is the trainer's {holds['gate']}")
+        print(
+            f"names in a different order: no error, and the generator's gate is the trainer's {holds['gate']}"
+        )
         told = heard(names[-1], accept, ORDER)
         print(f"    cured: {told}")
 

@@ -141,15 +141,19 @@ def prove_overlap(policy: nn.Module, boxes: list, jobs: Jobs, workers: list[str]
 
 
 def prove_errors(workers: list[str]) -> None:
-    """A task that fails: its caller raises the error. The generator must serve on, or nobody would end."""
+    """A task that fails: its caller raises the error. The generator keeps serving, or nobody would end."""
+    failing = (("generate", "no number"), ("receive", "no move", -1), ("no task",))
     for worker in workers:
-        calls = ask_all([worker], "generate", "no number")
-        try:
-            results_of(calls)
-        except TypeError:
-            continue
-        raise CourseError(f"a task failed on {worker}, and its caller was not told")
-    print_on_rank_0("a task that fails: its caller raises the error, and the generator serves on")
+        for task, *arguments in failing:
+            try:
+                results_of(ask_all([worker], task, *arguments))
+            except (TypeError, ValueError):
+                continue
+            raise CourseError(f"{task} failed on {worker}, and its caller was not told")
+    for worker, answer in zip(workers, results_of(ask_all(workers, "generate", 0)), strict=True):
+        if answer["version"] == -1:
+            raise CourseError(f"a move failed on {worker}, and its answers carry the new version")
+    print_on_rank_0("a task that fails: its caller raises the error, and the generator keeps serving")
 
 
 def main(cfg: Config) -> None:

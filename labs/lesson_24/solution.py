@@ -7,12 +7,12 @@ from torch.distributed import rpc
 
 
 def forward(stage: rpc.RRef, x: torch.Tensor) -> torch.Tensor:
-    """Run a stage where it is: (batch, inputs) to (batch, outputs). On the owner. Right as it is."""
+    """Run a stage where it is: (batch, inputs) to (batch, outputs). On the owner. Correct as given."""
     return stage.local_value()(x)
 
 
 def gradients_of(stage: rpc.RRef, context_id: int) -> dict[str, torch.Tensor]:
-    """{parameter: its gradient in this context}, of those that have one. On the owner. Right as it is."""
+    """{parameter: its gradient in this context}, of those that have one. On the owner. Correct as given."""
     gradients = dist_autograd.get_gradients(context_id)
     named = stage.local_value().named_parameters()
     return {name: gradients[parameter] for name, parameter in named if parameter in gradients}

@@ -4,9 +4,7 @@ Run it:      python labs/lesson_25/proof_known.py
 """
 
 import random
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from shared.runtime.errors import CourseError
 from shared.runtime.run import run
@@ -170,30 +168,6 @@ def check_random_steps(count: int) -> None:
     print(f"{count} random traces, counted millisecond by millisecond: each part is right")
 
 
-def check_cost() -> None:
-    """Four times as many steps are four times as many lines of Python that run, not sixteen times."""
-    lines = []
-    for steps in (20, 80):
-        traces = [
-            read(trace) for trace in slow_run([{COMPUTE: 30.0}, {COMPUTE: 40.0}], 5.0, [0.0, 0.0], steps)
-        ]
-        count = 0
-
-        def look(frame: FrameType, what: str, _: object) -> object:
-            nonlocal count
-            count += what == "line"
-            return look
-
-        before = sys.gettrace()
-        sys.settrace(look)
-        diagnose(traces)
-        sys.settrace(before)
-        lines.append(count)
-    if lines[1] > 5 * lines[0]:
-        raise CourseError(f"20 steps cost {lines[0]:,} lines of Python, 80 steps {lines[1]:,}")
-    print("four times as many steps cost four times as much")
-
-
 def slow_run(own: list, transfer: float, clocks: list[float], steps: int = 4) -> list[dict]:
     """Traces of a run: each rank does its own parts, then all-reduces, which ends for all at one moment.
 
@@ -314,7 +288,6 @@ def check_reasons() -> None:
 def main() -> None:
     check_one_step()
     check_random_steps(count=300)
-    check_cost()
     check_ranks()
     check_groups()
     check_broadcast()

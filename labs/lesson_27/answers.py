@@ -9,6 +9,12 @@ srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
   train.py --checkpoints="run-$SLURM_JOB_ID"
 """
 
+PER_GPU = r"""
+export MASTER_ADDR="$head" MASTER_PORT=29500
+srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS exec "$@"' - \
+  python train.py --checkpoints="run-$SLURM_JOB_ID"
+"""
+
 ANSWERS = [
     Wrong(
         what="Counts the GPUs twice: in the tasks and in torchrun.",
@@ -101,6 +107,26 @@ ANSWERS = [
         old=RUN,
         new=RUN.replace("run-$SLURM_JOB_ID", "run-$(date +%s)"),
         told="and starts from nothing",
+    ),
+    Wrong(
+        what="Saves on the disk of the node.",
+        old=RUN,
+        new=RUN.replace("run-$SLURM_JOB_ID", "/tmp/run-$SLURM_JOB_ID"),
+        told="is each node's own: it is lost with the node",
+    ),
+    Wrong(
+        what="Fills in the numbers of the job script for all tasks.",
+        old=("#SBATCH --ntasks-per-node=1", RUN),
+        new=(
+            "#SBATCH --ntasks-per-node=4",
+            PER_GPU.replace("'RANK", '"RANK').replace("""exec "$@"'""", 'exec \\$@"'),
+        ),
+        told="the ranks do not know who they are among WORLD_SIZE=8",
+    ),
+    Right(
+        what="A task for each GPU.",
+        old=("#SBATCH --ntasks-per-node=1", RUN),
+        new=("#SBATCH --ntasks-per-node=4", PER_GPU),
     ),
     Right(
         what="Short options, torchrun as a module, a last command that keeps the exit code.",

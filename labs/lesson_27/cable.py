@@ -1,15 +1,13 @@
-"""Cables with a delay and a firewall: what ``tc netem`` and a router do, in a process of our own.
+"""Cables with a firewall, in a process of our own.
 
-A kernel need not have netem. So the card of each host is a TAP device: what the host sends, this process
-reads, and it hands the frame to the card that it is for, a moment later. Linux only.
+The card of each host is a TAP device: what the host sends, this process reads, and hands the frame to the
+card that it is for. Linux only.
 """
 
 import fcntl
 import os
 import select
 import struct
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -47,26 +45,21 @@ def opens_closed_port(frame: bytes, open_ports: Ports) -> bool:
     return flags & (SYN | ACK) == SYN and not any(port in some for some in open_ports)
 
 
-def carry(cards: list[int], delay_s: float, open_ports: Ports | None) -> None:
+def carry(cards: list[int], open_ports: Ports) -> None:
     """Be the cables and the switch between the cards, for ever."""
     place: dict[bytes, int] = {}  # {address of a card: the card}
-    under_way: deque[tuple[float, int, bytes]] = deque()
     while True:
-        wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
-        readable, _, _ = select.select(cards, [], [], wait_s)
+        readable, _, _ = select.select(cards, [], [])
         for card in readable:
             for frame in frames_of(card):
                 place[frame[6:12]] = card
-                if open_ports is not None and opens_closed_port(frame, open_ports):
+                if opens_closed_port(frame, open_ports):
                     continue  # a firewall drops it, without an answer
                 target = place.get(frame[:6])
                 targets = [other for other in cards if other != card] if target is None else [target]
-                arrives = time.monotonic() + delay_s
-                under_way.extend((arrives, other, frame) for other in targets)
-        while under_way and under_way[0][0] <= time.monotonic():
-            _, card, frame = under_way.popleft()
-            with suppress(OSError):  # the host is off, or its card is
-                os.write(card, frame)
+                for other in targets:
+                    with suppress(OSError):  # the host is off, or its card is
+                        os.write(other, frame)
 
 
 def frames_of(card: int) -> list[bytes]:
@@ -81,9 +74,9 @@ def frames_of(card: int) -> list[bytes]:
 class Cables:
     """A process that carries what hosts send. It makes their cards, and dies with this process."""
 
-    def __init__(self, enter: Sequence[Enter], delay_s: float, open_ports: Ports | None) -> None:
+    def __init__(self, enter: Sequence[Enter], open_ports: Ports) -> None:
         ours, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=work, args=(theirs, enter, delay_s, open_ports))
+        self.process = FORK.Process(target=work, args=(theirs, enter, open_ports))
         self.process.start()
         theirs.close()
         try:
@@ -99,7 +92,7 @@ class Cables:
         self.process.join()
 
 
-def work(pipe: Connection, enter: Sequence[Enter], delay_s: float, open_ports: Ports | None) -> None:
+def work(pipe: Connection, enter: Sequence[Enter], open_ports: Ports) -> None:
     die_with_launcher()
     cards = []
     try:
@@ -110,4 +103,4 @@ def work(pipe: Connection, enter: Sequence[Enter], delay_s: float, open_ports: P
         pipe.send(str(error))
         return
     pipe.send("plugged in")
-    carry(cards, delay_s, open_ports)
+    carry(cards, open_ports)

@@ -1,11 +1,13 @@
 """Check of exercise 27. Run it: torchrun --standalone --nproc-per-node=2 CHECK.py
 
-The script is run by bash, with stand-ins for srun, scontrol and torchrun that note what they are asked for.
-Where Slurm is installed, rank 0 submits it to one, too; there, only torchrun is a stand-in.
+The script is run by bash, with stand-ins for srun, scontrol, torchrun and the training, which note what they
+are asked for. Where Slurm is installed, rank 0 submits it to one, too; there, only torchrun and the training
+are stand-ins.
 """
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -27,21 +29,26 @@ NODES = ("n1", "n2")
 GPUS = 4  # of a node
 FAILS = 3  # exit code of torchrun in the first attempt
 LIMIT_S = 60.0
+OWN_DISK = ("/tmp", "/var/tmp", "/dev/shm")  # of each node
 STAND_INS = {
-    # As the real one, it waits for the other nodes: if it failed before, srun would end theirs unnoted.
+    # It waits for the other tasks: if it failed before, srun would end theirs unnoted.
     "torchrun": """#!/bin/bash
 echo "attempt ${SLURM_RESTART_COUNT:-0}"
 note=$(mktemp "$NOTES/../XXXXXXXX")
 printf '%s\\0' "$SLURMD_NODENAME" "$@" > "$note"
 mv "$note" "$NOTES"
 for _ in {1..300}; do
-  [ -n "$SLURM_STEP_ID" ] && [ "$(ls "$NOTES" | wc -l)" -lt "$SLURM_NNODES" ] || break
+  [ -n "$SLURM_STEP_ID" ] && [ "$(ls "$NOTES" | wc -l)" -lt "$SLURM_NTASKS" ] || break
   sleep 0.1
 done
 exit "$(cat "$NOTES/../code")"
 """,
     "python": """#!/bin/bash
 if [ "$1 $2" = "-m torch.distributed.run" ]; then shift 2; exec torchrun "$@"; fi
+for word in "$@"; do
+  me="rank $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT"
+  [[ "$word" != *train.py ]] || exec torchrun "$me" "$@"
+done
 exec @python@ "$@"
 """,
     "hostname": """#!/bin/bash
@@ -73,13 +80,25 @@ class Start:
         return self.meet.rpartition(":")[0] or self.meet
 
 
+@dataclass(frozen=True)
+class Rank:
+    """A training that srun has started without torchrun, and what its environment tells it."""
+
+    node: str
+    rank: str
+    local_rank: str
+    ranks: str
+    meet: str
+    checkpoints: str
+
+
 def with_dashes(word: str) -> str:
     """An option with dashes in its name: torchrun takes ``--node_rank``, too."""
     name, sign, value = word.partition("=")
     return f"{name.replace('_', '-')}{sign}{value}" if word.startswith("--") else word
 
 
-def start_of(note: bytes) -> Start:
+def start_of(note: bytes) -> Start | Rank:
     node, *words = note.decode().split("\0")[:-1]
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--nnodes", default="1")
@@ -93,6 +112,9 @@ def start_of(note: bytes) -> Start:
     parser.add_argument("-m", "--module", action="store_true")
     parser.add_argument("--checkpoints", default="")  # of the script
     known, others = parser.parse_known_args([with_dashes(word) for word in words])
+    if words and words[0].startswith("rank "):
+        rank, local_rank, ranks, meet = words[0].removeprefix("rank ").split(" ")
+        return Rank(node, rank, local_rank, ranks, meet, known.checkpoints)
     scripts = [word for word in others if word.endswith(".py") or known.module]
     return Start(
         node=node,
@@ -137,7 +159,7 @@ class Trial:
         self.torchrun_ends_with(code)
         return run_by_bash(self.script, options, NODES, GPUS, self.environment, LIMIT_S, restarts)
 
-    def starts(self) -> list[Start]:
+    def starts(self) -> list[Start | Rank]:
         starts = [start_of(note.read_bytes()) for note in self.notes.iterdir()]
         return sorted(starts, key=lambda start: start.node)
 
@@ -145,10 +167,33 @@ class Trial:
 # --- What is to be seen ---
 
 
+def check_found(found: list[Start | Rank]) -> None:
+    """Raise Wrong unless torchrun was started once on each node, or each rank once, and all can meet."""
+    if not found:
+        raise Wrong("no training is ever started")
+    ranks = [one for one in found if isinstance(one, Rank)]
+    if ranks:
+        check_ranks(ranks)
+    else:
+        check_starts([one for one in found if isinstance(one, Start)])
+
+
+def check_ranks(ranks: list[Rank]) -> None:
+    """Without torchrun the job script tells each rank who it is and where to meet."""
+    found = sorted((one.node, one.local_rank, one.rank, one.ranks) for one in ranks)
+    size = GPUS * len(NODES)
+    expected = [(NODES[rank // GPUS], str(rank % GPUS), str(rank), str(size)) for rank in range(size)]
+    if found != expected:
+        told = ", ".join(f"{node}: LOCAL_RANK={local!r} RANK={rank!r}" for node, local, rank, _ in found)
+        raise Wrong(f"the ranks do not know who they are among WORLD_SIZE={size}: {told}")
+    places = {one.meet for one in ranks}
+    (first,) = [one.node for one in ranks if one.rank == "0"]
+    if len(places) > 1 or not re.fullmatch(rf"{first}:[0-9]+", min(places)):
+        raise Wrong(f"the ranks look for rank 0, which is on {first}, at {' and '.join(sorted(places))}")
+
+
 def check_starts(starts: list[Start]) -> None:
     """Raise Wrong unless torchrun was started once on each node, and the ranks can meet."""
-    if not starts:
-        raise Wrong("torchrun is never started")
     counts = Counter(start.node for start in starts)
     for node in NODES:
         if counts[node] == 0:
@@ -210,10 +255,12 @@ def check_with_stand_ins(script: str, folder: Path) -> None:
         raise Wrong(f"the job is to have {len(NODES)} nodes with {GPUS} GPUs each")
     trial = Trial(script, folder)
     code = trial.attempt_without_slurm(options, FAILS)
-    check_starts(trial.starts())
+    check_found(trial.starts())
     if code == 0:
         raise Wrong(f"torchrun ends with exit code {FAILS}, the job with 0: for Slurm it has succeeded")
     before = trial.starts()[0].checkpoints
+    if before.startswith(OWN_DISK) and not Path(before).is_relative_to(folder):
+        raise Wrong(f"the job saves in {before}, which is each node's own: it is lost with the node")
     if trial.attempt_without_slurm(options, 0, restarts=1) != 0:
         raise Wrong("torchrun ends with exit code 0, the job does not: for Slurm it has failed")
     after = trial.starts()[0].checkpoints
@@ -232,7 +279,8 @@ def check_with_slurm(script: str, folder: Path) -> None:
         trial.torchrun_ends_with(FAILS)
         number = slurm.submit(str(trial.script), folder=folder)
         slurm.until(lambda: slurm.state(number) in ENDED, "the end of the first attempt")
-        check_starts(trial.starts())
+        started = trial.starts()
+        check_found(started)
         if slurm.state(number) != "FAILED":
             raise Wrong(
                 f"torchrun ends with exit code {FAILS}, and Slurm calls the job {slurm.state(number)}"
@@ -244,7 +292,7 @@ def check_with_slurm(script: str, folder: Path) -> None:
         if slurm.state(number) != "COMPLETED":
             raise Wrong(f"torchrun ends with exit code 0, and Slurm calls the job {slurm.state(number)}")
         log = Path(slurm.job(number)["StdOut"]).read_text(encoding="utf-8")
-        if log.count("attempt 0") != len(NODES) or log.count("attempt 1") != len(NODES):
+        if log.count("attempt 0") != len(started) or log.count("attempt 1") != len(started):
             raise Wrong("the log does not hold what both attempts have printed")
 
 

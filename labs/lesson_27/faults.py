@@ -44,7 +44,7 @@ HOSTS: list[Fault] = [
         told="bytes went out, the formula says",
         launch="python",
         ranks=0,
-        missing=needs.cables,
+        missing=needs.hosts,
     ),
 ]
 SCHEDULERS: list[Fault] = [  # Slurm, Kubernetes

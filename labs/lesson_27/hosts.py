@@ -175,13 +175,10 @@ def switch_on(name: str, address: str, folder: Path) -> Host:
 
 
 @contextmanager
-def network(
-    count: int, mbit: int = 0, delay_s: float = 0.0, open_ports: Ports | None = None
-) -> Iterator[Network]:
+def network(count: int, mbit: int = 0, open_ports: Ports | None = None) -> Iterator[Network]:
     """``count`` hosts on a switch. At the end, all that runs on them is ended.
 
-    What a host sends arrives ``delay_s`` later. With ``open_ports``, a firewall between the hosts lets TCP
-    connections to no other ports through.
+    With ``open_ports``, a firewall between the hosts lets TCP connections to no other ports through.
     """
     if not 1 <= count <= len(NAMES):
         raise InputError(f"there can be 1 to {len(NAMES)} hosts, not {count}")
@@ -197,9 +194,9 @@ def network(
         for name, address in zip(NAMES, addresses, strict=False):
             hosts.append(switch_on(name, address, folder))
             at_the_end.callback(hosts[-1].switch_off)
-        if delay_s or open_ports is not None:
+        if open_ports is not None:
             enter = [partial(host.enter, "net") for host in hosts]
-            at_the_end.callback(Cables(enter, delay_s, open_ports).close)
+            at_the_end.callback(Cables(enter, open_ports).close)
             for host in hosts:
                 host.ask("ip", "link", "set", "eth0", "mtu", str(MTU))
                 set_address(host)

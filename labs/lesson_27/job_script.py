@@ -98,7 +98,7 @@ def srun(*words: str) -> int:
     for node_id, node in enumerate(os.environ["NAMES_OF_NODES"].split()[: own.nodes]):
         for local_id in range(tasks_per_node(own)):
             told = {"SLURMD_NODENAME": node, "SLURM_NODEID": node_id, "SLURM_LOCALID": local_id}
-            told["SLURM_PROCID"] = len(tasks)
+            told |= {"SLURM_PROCID": len(tasks), "SLURM_NTASKS": own.nodes * tasks_per_node(own)}
             environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
             tasks.append(subprocess.Popen(words[at:], env=environment))
     return max(task.wait() for task in tasks)

@@ -26,23 +26,3 @@ def two_machines() -> None:
         "ranks: 0 and 1 on node-a, 2 and 3 on node-b. The torchrun of node-b reaches the store on node-a, "
         "port 29500.",
     )
-
-
-def bytes_sent(sent: dict[str, list[int]], least: dict[str, int]) -> None:
-    """Bytes that left the card of each host, for each program, beside the computed ones, `least`."""
-    figure, axis = figures.plt.subplots(figsize=(6.4, 2.4))
-    for place, (name, computed) in enumerate(least.items()):
-        for host, color in ((0, "grey"), (1, "lightgrey")):
-            out = sent[name][host]
-            axis.barh(place + 0.35 * host, out / 1e6, 0.3, color=color, label=f"node-{'ab'[host]}")
-        dashed = {"color": "black", "linestyle": "--", "marker": "none"}
-        axis.plot([computed / 1e6] * 2, [place - 0.2, place + 0.55], **dashed)
-    axis.set_yticks([0.175, 1.175], list(least))
-    axis.set(xlabel="MB that left the network card (dashed: computed)", xlim=(0, 18))
-    bars, names = axis.get_legend_handles_labels()
-    axis.legend(bars[:2], names[:2], loc="upper right")
-    figures.show(
-        figure,
-        "Bars of the bytes that left the two network cards. For the ring lab both are 16.0 MB, for the "
-        "training 6.8 to 7.1 MB. A dashed line shows the computed bytes; the bars end at it or just behind.",
-    )

@@ -1,4 +1,4 @@
-"""What a slow and a long wire cost: alpha and beta fitted on 2 machines, 3 and 4 predicted, and DDP's step.
+"""What a slow wire costs: an all-reduce on 2, 3 and 4 machines, and DDP's step on 2.
 
 The ranks are forks of this process, each on a host of its own, so that torch is imported once.
 
@@ -6,12 +6,10 @@ Run it:      python labs/lesson_27/proof_wire.py
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +19,6 @@ from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 
 from lesson_27.hosts import BUCKET, network, run_with_hosts, sent, sent_again
-from lesson_27.needs import cables
 from lesson_27.ranks import answers
 
 KIB = 2**10
@@ -30,8 +27,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Config:
-    wires: tuple[tuple[int, int], ...] = ((100, 0), (100, 10))  # Mbit/s, ms from host to host
-    sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB)  # bytes
+    mbit: int = 100  # Mbit/s of each network card
+    size: int = 4 * MIB  # bytes
     hosts: tuple[int, ...] = (2, 3, 4)
     repeats: int = 2
     layers: int = 4
@@ -46,59 +43,37 @@ class Config:
 # --- What it costs: the model ---
 
 
-@dataclass(frozen=True)
-class Wire:
-    """Seconds of a message: alpha to get it going, beta for each byte."""
-
-    alpha: float
-    beta: float
-
-    def ring(self, size: float, n: int) -> float:
-        """Seconds of a ring all-reduce of ``size`` bytes over n hosts. Taught in lesson 05."""
-        return 2 * (n - 1) * self.alpha + ring_bytes(size, n) * self.beta
-
-
 def ring_bytes(size: float, n: int) -> float:
     """What each of n ranks sends in a ring all-reduce of ``size`` bytes."""
     return 2 * (n - 1) / n * size
 
 
-def fit(sizes: Sequence[int], times: Sequence[float]) -> Wire:
-    """The wire between 2 hosts, from seconds of all-reduces; least squares of relative errors."""
-    terms = np.array([[2, ring_bytes(size, 2)] for size in sizes])
-    weights = 1 / np.array(times)
-    (alpha, beta), *_ = np.linalg.lstsq(terms * weights[:, None], np.ones(len(sizes)), rcond=None)
-    if alpha < 0:  # too small to be seen among these sizes
-        alpha = 0.0
-        (beta,), *_ = np.linalg.lstsq((terms * weights[:, None])[:, 1:], np.ones(len(sizes)), rcond=None)
-    return Wire(float(alpha), float(beta))
+def wire_s(size: float, n: int, cfg: Config) -> float:
+    """Seconds that such an all-reduce needs at the rate of the cards."""
+    return ring_bytes(size, n) * 8 / (cfg.mbit * 1e6)
 
 
 # --- What it costs: measured ---
 
 
-def all_reduces(group: dist.ProcessGroup, sizes: Sequence[int], repeats: int) -> dict:
-    """{"seconds": best of each size, "sent", "again": bytes of one all-reduce of each}, on this rank."""
+def all_reduce(group: dist.ProcessGroup, cfg: Config) -> dict:
+    """{"seconds": best, "sent", "again": bytes of one all-reduce}, on this rank."""
     n = dist.get_world_size(group)
-    measured: dict[str, list] = {"seconds": [], "sent": [], "again": []}
-    for size in sizes:
-        x = torch.ones(size // 4)
-        dist.barrier(group)
-        before, again = sent(), sent_again()
+    x = torch.ones(cfg.size // 4)
+    dist.barrier(group)
+    before, again = sent(), sent_again()
+    dist.all_reduce(x, group=group)
+    dist.barrier(group)
+    out, repeated = sent() - before, sent_again() - again
+    if x.min() != n or x.max() != n:
+        raise CourseError(f"the sum of {n} ones is {x.min()} to {x.max()}")
+    seconds = []
+    for _ in range(cfg.repeats):
+        dist.all_reduce(torch.ones(n * BUCKET // 4), group=group)  # nobody has rested now
+        start = time.perf_counter()
         dist.all_reduce(x, group=group)
-        dist.barrier(group)
-        measured["sent"].append(sent() - before)
-        measured["again"].append(sent_again() - again)
-        if x.min() != n or x.max() != n:
-            raise CourseError(f"the sum of {n} ones is {x.min()} to {x.max()}")
-        seconds = []
-        for _ in range(repeats):
-            dist.all_reduce(torch.ones(n * BUCKET // 4), group=group)  # nobody has rested now
-            start = time.perf_counter()
-            dist.all_reduce(x, group=group)
-            seconds.append(time.perf_counter() - start)
-        measured["seconds"].append(min(seconds))
-    return measured
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": min(seconds), "sent": out, "again": repeated}
 
 
 class ComputesLong(torch.autograd.Function):
@@ -142,16 +117,16 @@ def ddp_step(group: dist.ProcessGroup, compute_s: float, bucket_mib: int, cfg: C
     return {"seconds": min(seconds[1:]), "sent": sent() - before, "again": sent_again() - again}
 
 
-def measure(with_ddp: bool, cfg: Config) -> dict:
-    """What a rank does on one kind of wire: all-reduces on more and more hosts, then DDP on the first two."""
+def measure(cfg: Config) -> dict:
+    """What a rank does: all-reduces on more and more hosts, then DDP on the first two."""
     measured: dict[str, Any] = {"overlapped": [], "at the end": []}
     for n in cfg.hosts:
         group = dist.new_group(list(range(n)))
         if dist.get_rank() < n:
-            measured[f"all-reduce {n}"] = all_reduces(group, cfg.sizes, cfg.repeats)
+            measured[f"all-reduce {n}"] = all_reduce(group, cfg)
         dist.barrier()
     pair = dist.new_group([0, 1])
-    if with_ddp and dist.get_rank() in (0, 1):
+    if dist.get_rank() in (0, 1):
         for compute_s in cfg.compute_s:
             measured["overlapped"].append(ddp_step(pair, compute_s, 1, cfg))  # a bucket for each layer
             measured["at the end"].append(ddp_step(pair, compute_s, 2 * cfg.layers, cfg))  # one bucket
@@ -168,84 +143,58 @@ def assert_bytes(what: str, measured: float, formula: float, again: int, cfg: Co
         raise CourseError(f"{what}: {measured:,.0f} bytes went out, the formula says {formula:,.0f}")
 
 
-def assert_not_too_fast(what: str, seconds: float, size: float, wire: tuple[int, int], cfg: Config) -> None:
+def assert_not_too_fast(what: str, seconds: float, size: float, cfg: Config) -> None:
     """Nothing is faster than the wire. Slower it may be, on a machine that has other things to do."""
-    mbit, delay_ms = wire
-    shortest = max(delay_ms / 1e3, (size - BUCKET) * 8 / (mbit * 1e6))
+    shortest = (size - BUCKET) * 8 / (cfg.mbit * 1e6)
     if seconds < shortest * (1 - cfg.clock):
         raise CourseError(f"{what}: {seconds:.3f} s, but the wire alone needs {shortest:.3f} s")
 
 
-def check(told: list[dict], wire: tuple[int, int], cfg: Config) -> None:
-    for n in cfg.hosts:
-        for rank in range(n):
-            result = told[rank][f"all-reduce {n}"]
-            measured = (result["seconds"], result["sent"], result["again"])
-            for size, seconds, out, again in zip(cfg.sizes, *measured, strict=True):
-                what = f"all-reduce of {size:,} bytes on {n} hosts, rank {rank}"
-                assert_bytes(what, out, ring_bytes(size, n), again, cfg)
-                assert_not_too_fast(what, seconds, ring_bytes(size, n), wire, cfg)
+def check(told: list[dict], cfg: Config) -> None:
     gradients = cfg.layers * cfg.width**2 * 4
-    for rank in (0, 1):
+    for rank, of_rank in enumerate(told):
+        results = [
+            (f"all-reduce on {n} hosts", of_rank[f"all-reduce {n}"], ring_bytes(cfg.size, n))
+            for n in cfg.hosts
+            if rank < n
+        ]
         for way in ("overlapped", "at the end"):
-            what = f"DDP's step, {way}, rank {rank}"
-            for result in told[rank][way]:
-                assert_bytes(what, result["sent"], ring_bytes(gradients, 2), result["again"], cfg)
-                assert_not_too_fast(what, result["seconds"], ring_bytes(gradients, 2), wire, cfg)
+            results += [(f"DDP's step, {way}", one, ring_bytes(gradients, 2)) for one in of_rank[way]]
+        for what, result, formula in results:
+            assert_bytes(f"{what}, rank {rank}", result["sent"], formula, result["again"], cfg)
+            assert_not_too_fast(f"{what}, rank {rank}", result["seconds"], formula, cfg)
 
 
-def summary(told: list[dict], name: str, cfg: Config) -> dict:
-    """Measured and predicted seconds; a collective takes as long as on its slowest rank."""
-    measured = {}
+def summary(told: list[dict], cfg: Config) -> dict:
+    """{what: measured and predicted seconds}; a collective takes as long as on its slowest rank."""
+    hosts = {}
     for n in cfg.hosts:
-        of_ranks = [told[rank][f"all-reduce {n}"]["seconds"] for rank in range(n)]
-        measured[n] = [max(times) for times in zip(*of_ranks, strict=True)]
-    wire = fit(cfg.sizes, measured[2])
-    return {
-        "name": name,
-        "wire": asdict(wire),
-        "measured": measured,
-        "predicted": {n: [wire.ring(size, n) for size in cfg.sizes] for n in cfg.hosts},
-        "steps": [steps_with(told, number, wire, cfg) for number in range(len(told[0]["overlapped"]))],
-    }
+        measured = max(told[rank][f"all-reduce {n}"]["seconds"] for rank in range(n))
+        hosts[n] = (measured, wire_s(cfg.size, n, cfg))
+    return {"hosts": hosts, "steps": [steps_with(told, number, cfg) for number in range(len(cfg.compute_s))]}
 
 
-def steps_with(told: list[dict], number: int, wire: Wire, cfg: Config) -> dict:
+def steps_with(told: list[dict], number: int, cfg: Config) -> dict:
     """DDP's steps for one of ``compute_s``: {way: (measured, predicted) seconds}."""
     layer = cfg.compute_s[number]
-    bucket = wire.ring(cfg.width**2 * 4, 2)
+    bucket = wire_s(cfg.width**2 * 4, 2, cfg)
     predicted = {
         # the first layer computes, the last bucket travels; in between, the slower of the two decides
         "overlapped": layer + bucket + (cfg.layers - 1) * max(layer, bucket),
-        "at the end": cfg.layers * layer + wire.ring(cfg.layers * cfg.width**2 * 4, 2),
+        "at the end": cfg.layers * (layer + bucket),
     }
     measured = {way: max(told[rank][way][number]["seconds"] for rank in (0, 1)) for way in predicted}
     return {"computes": cfg.layers * layer, **{way: (measured[way], predicted[way]) for way in predicted}}
 
 
 def main(cfg: Config) -> None:
-    assert_fit()
     import_module("torch._dynamo")  # DDP would import it in each fork
-    rows = []
-    for number, wire in enumerate(cfg.wires):
-        mbit, delay_ms = wire
-        name = f"{mbit} Mbit/s" + (f", {delay_ms} ms" if delay_ms else "")
-        with network(max(cfg.hosts), mbit, delay_s=delay_ms / 1e3) as net:
-            told = answers(net.hosts, measure, number == 0, cfg, patience_s=cfg.patience_s)
-        check(told, wire, cfg)
-        rows.append({**summary(told, name, cfg), "sent": list(told)})
-        print(f"{name}: bytes at each network card as computed, and nothing faster than the wire")
-    record_results("27_wire", {"rows": rows, "sizes": cfg.sizes, "hosts": cfg.hosts})
-
-
-def assert_fit() -> None:
-    """The fit finds an alpha and a beta that are known."""
-    known = Wire(1e-3, 8e-8)
-    sizes = [KIB, MIB, 4 * MIB]
-    fitted = fit(sizes, [known.ring(size, 2) for size in sizes])
-    if not np.allclose([fitted.alpha, fitted.beta], [known.alpha, known.beta]):
-        raise CourseError(f"the fit finds {fitted} for {known}")
+    with network(max(cfg.hosts), cfg.mbit) as net:
+        told = answers(net.hosts, measure, cfg, patience_s=cfg.patience_s)
+    check(told, cfg)
+    record_results("27_wire", summary(told, cfg))
+    print(f"{cfg.mbit} Mbit/s: bytes at each network card as computed, and nothing faster than the wire")
 
 
 if __name__ == "__main__":
-    run_with_hosts("27_wire", main, Config(), need=cables)
+    run_with_hosts("27_wire", main, Config())

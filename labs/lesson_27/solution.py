@@ -33,10 +33,11 @@ srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
 
 
 def job_script() -> str:
-    """The script, mended: it is to start 4 ranks on each node, which find each other.
+    """The script, mended: it is to start 4 ranks on each node, which find each other, in one of two ways.
 
     The cluster queues a job again, after a preemption or the loss of a node, only if its script asks for it.
-    When training fails, Slurm is to call the job failed.
+    When training fails, Slurm is to call the job failed. The folder that the job starts in is on a drive that
+    all nodes share; ``/tmp`` and the like are each node's own.
     """
     # solution: begin
     # solution: found

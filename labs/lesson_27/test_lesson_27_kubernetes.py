@@ -16,13 +16,13 @@ CONTAINER = {
     "name": None,
     "image": None,
     "command": None,
-    "resources": {"limits": FREE},
+    "resources": {"limits": FREE, "requests": FREE},
     "volumeMounts": [{"name": None, "mountPath": None}],
 }
 VOLUME = {
     "name": None,
     "persistentVolumeClaim": {"claimName": None},
-    "emptyDir": {"medium": None},
+    "emptyDir": {"medium": None, "sizeLimit": None},
 }
 POD = {
     "subdomain": None,

@@ -4,7 +4,7 @@ from types import ModuleType
 
 from rank_tools import planner
 from rank_tools.planner.hardware import gpu_named
-from rank_tools.planner.published import Row
+from rank_tools.planner.published import Row, mean_error
 from shared.runtime import figures
 
 
@@ -13,21 +13,20 @@ def rooflines(lab: ModuleType) -> None:
     figure, (left, right) = figures.plt.subplots(1, 2, figsize=(9.6, 3.8), sharey=True)
     counts = [2**power for power in range(9, 16)]
     widths = [2**power for power in range(9, 16)]
-    for machine, speed, width in ((lab.H100, "400 Gb/s", 1.5), (lab.SLOW, "100 Gb/s", 3.0)):
-        for axis, sizes, ratio in ((left, counts, lab.of_fsdp), (right, widths, lab.of_experts)):
+    for axis, sizes, ratio in ((left, counts, lab.of_fsdp), (right, widths, lab.of_experts)):
+        for machine, speed, width in ((lab.H100, "400 Gb/s", 1.5), (lab.SLOW, "100 Gb/s", 3.0)):
             for nodes, style in ((2, "--"), (256, ":")):
                 ratios = [ratio(size, 8 * nodes, machine) for size in sizes]
-                axis.loglog(
-                    sizes, ratios, linestyle=style, lw=width, marker="", label=f"{nodes} nodes, {speed}"
-                )
-    left.loglog(counts, [lab.of_fsdp(size, 8, lab.H100) for size in counts], marker="", label="1 node")
-    right.loglog(widths, [lab.of_experts(size, 8, lab.H100) for size in widths], marker="", label="1 node")
-    for axis in (left, right):
+                same = "1 or 2 nodes" if axis is left and machine is lab.H100 else "2 nodes"
+                label = f"{same if nodes == 2 else '256 nodes'}, {speed}"
+                axis.loglog(sizes, ratios, linestyle=style, lw=width, marker="", label=label)
         axis.axhline(1, color="black", linewidth=1, marker="")
+    right.loglog(widths, [lab.of_experts(size, 8, lab.H100) for size in widths], marker="", label="1 node")
     left.set(xlabel="tokens of a micro-batch on a GPU", ylabel="communication / computing")
     left.set(title="FSDP, by bytes alone")
     right.set(xlabel="width of an expert", title="EP")
     left.legend(fontsize=10)
+    right.legend(fontsize=10)
     figures.show(
         figure,
         "Falling lines for 1, 2 and 256 nodes at 400 and 100 Gb/s a GPU. FSDP's cross 1 between 2,300 and "
@@ -46,7 +45,7 @@ def measured_against_planned(seconds: dict[str, list], memory: dict[str, list]) 
                 one * (1 + row.deviation()) if unit != "GiB" else row.value
                 for one, row in zip(planned, rows, strict=True)
             ]
-            label = f"{name} ({len(rows)})"
+            label = f"{name} ({len(rows)}), {mean_error(rows):.0%} off"
             axis.loglog(measured, planned, linestyle="", marker=marker, markersize=5, label=label)
         low, high = axis.get_xlim()
         for factor, style in ((1.0, "-"), (2.0, ":"), (0.5, ":")):
@@ -78,7 +77,7 @@ def larger_clusters(best: dict[int, planner.Plan]) -> None:
     figure, (left, right) = figures.plt.subplots(1, 2, figsize=(9.6, 3.8))
     steps = [best[gpus].time.total for gpus in clusters]
     ideal = [steps[0] * clusters[0] / gpus for gpus in clusters]
-    left.loglog(clusters, steps, label="planned, CP up to 2")
+    left.loglog(clusters, steps, label="planned")
     left.loglog(clusters, ideal, linestyle="--", marker="", color="black", label="if nothing were lost")
     left.set(xlabel="GPUs", ylabel="seconds of a step", title="405B, 16M tokens in a step")
     left.legend()
@@ -93,7 +92,6 @@ def larger_clusters(best: dict[int, planner.Plan]) -> None:
     right.legend(loc="lower left")
     figures.show(
         figure,
-        "Left: seconds of a step fall nearly in proportion to the number of GPUs up to 32,768. With at most "
-        "CP 2 they rise at 65,536. Right: goodput falls with the number of GPUs, faster the longer a failure "
-        "takes.",
+        "Left: seconds of a step fall nearly in proportion to the number of GPUs, less so at 65,536. Right: "
+        "goodput falls with the number of GPUs, faster the longer a failure takes.",
     )
