@@ -8,8 +8,8 @@ FAULTS: list[Fault] = [
         Fault(
             lab="08_ddp",
             old="torch.save(ddp.module.state_dict(), path)",
-            new="torch.save(build().state_dict(), path)",
-            told="the file should hold the trained model",
+            new="torch.save({k: v + 1 for k, v in ddp.module.state_dict().items()}, path)",
+            told="the file frozen.weight: differs by",
         ),
         Fault(
             lab="08_ddp",
