@@ -6,20 +6,21 @@ Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # for gloo: without it the exit may abort (lesson 08)
+import torch.distributed.nn.functional  # a workaround for a crash of gloo at exit (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
 EPOCHS = 10
+TRAINING = 2000  # points
 GLOBAL_BATCH = 64  # points of all ranks together: the training stays the same on any number of them
 
 
 def broadcast_parameters(model: nn.Module) -> None:
-    """Give every rank the parameters and buffers of rank 0, in place. Collective."""
+    """Give every rank the parameters and buffers of rank 0, in place. Collective: all call it."""
     for tensor in [*model.parameters(), *model.buffers()]:  # a state_dict leaves some buffers out
-        dist.broadcast(tensor.detach(), src=0)
+        dist.broadcast(tensor.detach(), src=0)  # detach shares the memory: this writes into the parameter
 
 
 def partition_dataset(samples: int, epoch: int, global_batch: int) -> list[torch.Tensor]:
@@ -38,10 +39,12 @@ def average_gradients(model: nn.Module) -> None:
     """Replace each gradient by its mean over the ranks, one all-reduce per parameter. Collective.
 
     It is the gradient of the joined batch if the loss is a mean over samples, and all ranks have the same
-    number of them.
+    number of them. A parameter that this rank has not used adds zeros.
     """
     for parameter in model.parameters():
         if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
 
@@ -64,12 +67,15 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def main() -> None:
     device = setup()
-    if dist.get_world_size() > GLOBAL_BATCH:
-        raise ValueError(f"GLOBAL_BATCH is {GLOBAL_BATCH}, fewer than the {dist.get_world_size()} ranks")
+    if not dist.get_world_size() <= GLOBAL_BATCH <= TRAINING:
+        limits = f"between the {dist.get_world_size()} ranks and the {TRAINING} points"
+        raise ValueError(f"GLOBAL_BATCH is {GLOBAL_BATCH}, and must be {limits}")
 
-    points = torch.rand(2500, 2, generator=torch.Generator().manual_seed(0)).to(device)  # of a square
+    points = torch.rand(TRAINING + 500, 2, generator=torch.Generator().manual_seed(0)).to(
+        device
+    )  # of a square
     inside = ((points - 0.5).norm(dim=1) < 0.4).long()  # 1 in a disc around its centre, 0 elsewhere
-    x, y = points[:2000], inside[:2000]
+    x, y = points[:TRAINING], inside[:TRAINING]
     torch.manual_seed(dist.get_rank())  # a different model on each rank: the broadcast makes them equal
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
     broadcast_parameters(model)
@@ -92,8 +98,8 @@ def main() -> None:
         from_rank_0 = parameter.detach().clone()
         dist.broadcast(from_rank_0, src=0)
         assert torch.equal(parameter, from_rank_0), "the ranks hold different parameters"
-    recognised = accuracy(model, points[2000:], inside[2000:])
-    assert recognised > 0.9, "the model has not learned"
+    recognised = accuracy(model, points[TRAINING:], inside[TRAINING:])
+    assert recognised > 0.9, f"after {EPOCHS} epochs the model recognises only {recognised:.0%}"
     if dist.get_rank() == 0:
         print(f"500 new points: {recognised:.1%} recognised")
         print(f"all {dist.get_world_size()} ranks hold the same parameters")

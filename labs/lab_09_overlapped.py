@@ -180,17 +180,18 @@ def main() -> None:
     layers = [nn.Linear(32, 32, bias=False, dtype=torch.float64) for _ in range(LAYERS)]
     ddp = OverlappedDDP(nn.Sequential(*layers).to(device), bucket_cap_mb=0.001)  # a bucket for each layer
     launched_when_ready = []
-    for parameter in ddp.parameters():  # a second hook: how many buckets are on their way by now?
+    for parameter in ddp.trainable:  # a second hook: how many buckets are on their way by now?
         parameter.register_post_accumulate_grad_hook(lambda _: launched_when_ready.append(ddp.launched))
     x = torch.randn(ranks, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
     ddp(x[rank : rank + 1]).square().sum().backward()
-    gradients = [p.grad.clone() for p in ddp.parameters()]
+    gradients = [p.grad.clone() for p in ddp.trainable]
 
-    alone = torch.autograd.grad(ddp.module(x).square().sum() / ranks, list(ddp.parameters()))
+    alone = torch.autograd.grad(ddp.module(x).square().sum() / ranks, ddp.trainable)
     if rank == 0:
-        for layer, launched in zip(reversed(range(LAYERS)), launched_when_ready, strict=True):
-            print(f"the gradient of layer {layer} is ready: {launched} of {LAYERS} buckets are on their way")
-    assert launched_when_ready == list(range(1, LAYERS + 1)), "each bucket leaves as soon as it is full"
+        for number, launched in enumerate(launched_when_ready, start=1):
+            print(f"gradient {number} is ready: {launched} of {len(ddp.buckets)} buckets are on their way")
+    each = list(range(1, len(ddp.trainable) + 1))
+    assert launched_when_ready == each, "not a bucket for each gradient, launched when it is ready"
     rounding = 1e4 * torch.finfo(x.dtype).eps  # 2e-12 in float64
     for gradient, truth in zip(gradients, alone, strict=True):
         assert torch.allclose(gradient, truth, rtol=0, atol=rounding), (

@@ -32,9 +32,6 @@ JOINS_IN_ITS_OWN_WAY = {
 }
 
 
-WARNS = {"lab_08_loops": "torch says of most shapes that the search for unused parameters has found none"}
-
-
 def run_alone(lab: Path, folder: Path) -> Done:
     """Copy ``lab`` and what it imports into the empty ``folder`` and run it there, without ``shared``."""
     blocked = folder / "not_ours"
@@ -72,10 +69,7 @@ def problems_of(done: Done, code: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", PLAIN_LABS, ids=lambda lab: lab.stem)
 def test_a_plain_lab_runs_alone(lab: Path, tmp_path: Path):
-    problems = problems_of(run_alone(lab, tmp_path), exit_code_of(lab))
-    if lab.stem in WARNS:
-        problems = [problem for problem in problems if not problem.startswith("it printed a warning")]
-    assert problems == []
+    assert problems_of(run_alone(lab, tmp_path), exit_code_of(lab)) == []
 
 
 def source_of(lab: Path) -> str:

@@ -109,12 +109,6 @@ ANSWERS = [
         told="on 2 of the 3 ranks: ",
     ),
     Wrong(
-        what="Right with two ranks, where a ring has one step.",
-        old="range(n - 1)",
-        new="range(1)",
-        told="the numbers of rank 1 are missing, the numbers of rank 2 are missing",
-    ),
-    Wrong(
         what="Sums in float32, whatever the dtype.",
         old=("chunks = x.tensor_split(n)", "return chunks[rank]"),
         new=("chunks = x.float().tensor_split(n)", "return chunks[rank].to(x.dtype)"),

@@ -1,30 +1,8 @@
-"""The pictures of lesson 05, drawn on paper or from what its proofs recorded."""
+"""The pictures of lesson 05, drawn from what its proofs recorded."""
 
 from math import log2
 
 from shared.runtime import figures
-
-ARROW = {"arrowstyle": "-|>", "color": "#D55E00", "linewidth": 2, "mutation_scale": 13}
-
-
-def ring(moments: list[tuple]) -> None:
-    """Each moment of a ring all-reduce: (whose numbers each rank has in each chunk, chunks just arrived)."""
-    n = len(moments[0][0])
-    figure, axes = figures.plt.subplots(2, n, figsize=(2.5 * n, 5.8))
-    axes[1][0].axis("off")
-    for moment, (held, arrived) in enumerate(moments):
-        adding = moment < n
-        axis = axes[0][moment] if adding else axes[1][moment - n + 1]
-        title = f"step {moment}: {'add' if adding else 'copy'}" if moment else "start"
-        _draw_step(axis, held, arrived, title)
-        axis.set_ylabel("rank" if moment in (0, n) else "")
-        axis.set_xlabel("" if adding else "chunk")
-    figures.show(
-        figure,
-        f"A ring of {n} ranks, step by step: squares of ranks by chunks, with arrows for the chunks that "
-        f"move to the next rank. At the start each sum holds one rank's numbers. After step {n - 1} each "
-        "rank has one chunk with the numbers of all. In the end all chunks have that.",
-    )
 
 
 def bytes_sent(busiest: dict[str, dict[int, float]]) -> None:
@@ -39,15 +17,23 @@ def bytes_sent(busiest: dict[str, dict[int, float]]) -> None:
         "halving and doubling": [2 * (n - 1) / n for n in many],
     }
     for colour, (way, points) in zip(figures.COLOURS, busiest.items(), strict=False):
-        size = 13 if way == "gather and broadcast" else 7  # its points lie under those of the next way
+        lies_under = way in ("ring", "gather and broadcast")  # another way, which sends as much
         axis.plot(many, formulas[way], linestyle="-", marker="", linewidth=1, color=colour)
         counted = list(points.values())
+        size = 13 if lies_under else 7
         axis.plot(list(points), counted, linestyle="", markersize=size, color=colour, label=way)
+    curves = {
+        "gather and broadcast,\nwhole-tensor ring": (9.3, 7.6),
+        "recursive doubling": (21, 4.9),
+        "ring, halving and doubling": (12, 2.15),
+    }
+    for ways, place in curves.items():
+        axis.annotate(ways, place, fontsize=10)
     axis.set(xscale="log", xlabel="ranks N", ylabel="bytes sent / S", ylim=(0, 10))
     axis.set_xticks([2, 3, 4, 8, 16, 32, 64], [2, 3, 4, 8, 16, 32, 64])
     axis.minorticks_off()
     axis.set_title("what the busiest rank sends: points counted, lines by formula")
-    axis.legend(fontsize=10, loc="upper right")
+    axis.legend(fontsize=9, loc="upper left")
     figures.show(
         figure,
         "Bytes that the busiest rank sends against the number of ranks, up to 64. The ring and halving and "
@@ -77,22 +63,3 @@ def measured_and_predicted(cost: dict) -> None:
         "predictions. They rise slowly for small sizes and steeply for large ones. At the largest size "
         "recursive doubling takes longest, measured and predicted.",
     )
-
-
-def _draw_step(axis, held, arrived, title):
-    """Whose numbers each rank has in each chunk, and an arrow for each chunk that has just arrived."""
-    n = len(held)
-    axis.imshow([[len(chunk) for chunk in row] for row in held], cmap="Blues", vmin=0, vmax=1.3 * n)
-    for rank, row in enumerate(held):
-        for chunk, whose in enumerate(row):
-            text = "".join("ABCDEFGH"[r] for r in sorted(whose))
-            colour = "white" if 2 * len(whose) > n else "black"
-            axis.text(chunk, rank, text, ha="center", va="center", color=colour, fontsize=10 if n < 5 else 7)
-    for rank, chunk in arrived:
-        axis.add_patch(figures.plt.Rectangle((chunk - 0.5, rank - 0.5), 1, 1, fill=False, ec="#D55E00", lw=2))
-        axis.annotate("", (chunk, rank - 0.18), (chunk, rank - 0.82), arrowprops=ARROW)
-        if rank == 0:  # the last rank sends it out at the bottom, rank 0 gets it at the top
-            axis.annotate("", (chunk, n - 0.18), (chunk, n - 0.82), arrowprops=ARROW)
-    axis.set(title=title, xticks=range(n), yticks=range(n), ylim=(n - 0.1, -0.9))
-    axis.grid(visible=False)
-    axis.spines[:].set_visible(False)

@@ -11,7 +11,7 @@ from shared.comm.p2p import sendrecv
 def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
     """Return chunk ``rank`` of the sum of ``x`` over all ranks.
 
-    ``x`` is one-dimensional, contiguous and of the same shape on each rank; its length divides by the
+    ``x`` is one-dimensional, contiguous and of the same shape on each rank; its length is divisible by the
     number of ranks n. It may be overwritten. The result has len(x) / n elements. Each rank sends n - 1
     messages, each of one chunk, to its right neighbour.
     """

@@ -3,6 +3,7 @@
 from tests.planted import Fault
 
 FAULTS: list[Fault] = [
+    Fault(lab="06_two_gradients", old="average /= ranks", new="pass", told="not that of the whole batch"),
     Fault(
         lab="06_by_hand",
         old="            average_gradients(model)  # clip_grad_norm_ would come after this line\n",

@@ -3,8 +3,6 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_06/proof_flat.py
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +16,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_equal
@@ -82,22 +79,17 @@ def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
 
 
 def measure(average: Callable, model: nn.Module, own: list[torch.Tensor], cfg: Config, group: Group) -> dict:
-    """Average the gradients ``own`` some times; return calls, bytes and seconds per step, and the result."""
+    """Average the gradients ``own`` some times; return calls, bytes per step, and the result."""
     for parameter, gradient in zip(model.parameters(), own, strict=True):
         parameter.grad = gradient.clone()
-    with record() as log:  # once, and not under the clock: a record makes each call slower
+    with record() as log:
         average(model)
-    seconds = []
     dist.barrier()
     before = wire_bytes()
     for _ in range(cfg.steps):
         for parameter, gradient in zip(model.parameters(), own, strict=True):
             parameter.grad = gradient.clone()
-        start = time.perf_counter()
         average(model)
-        if group.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
     dist.barrier()
     sent = None
     if before is not None and group.backend == "gloo":
@@ -106,7 +98,6 @@ def measure(average: Callable, model: nn.Module, own: list[torch.Tensor], cfg: C
         "calls": log.count("all_reduce"),
         "handed_in": log.bytes("all_reduce"),
         "sent": sent,
-        "seconds": statistics.median(seconds),
         "averaged": flattened([parameter.grad for parameter in model.parameters()]),
     }
 
@@ -143,7 +134,6 @@ def main(cfg: Config) -> None:
         sent = rows["average_flat"]["sent"]
         if sent is not None and abs(sent - ring) > cfg.wire_slack * ring + 2048:
             raise CourseError(f"rank {group.rank} sent {sent:,.0f} bytes per step, not {ring:,.0f}")
-        record_results("06_flat", {"rows": rows, "ring": ring, "whole": whole, "tensors": len(own)})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from torch import nn
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0, progress
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import Images, load_images
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
@@ -172,8 +171,6 @@ def main(cfg: Config) -> None:
 
         recognised = tested(ours.model, alone.model, data, cfg, group)
         print_on_rank_0(f"{cfg.test_images} images never seen in training: {recognised:.1%} recognised")
-        values = {"mine": ours.losses, "everyone": mean_losses.tolist(), "alone": alone.losses}
-        record_results("06_train", values)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.models import ConvNet
@@ -116,8 +115,8 @@ def is_as_wrong_as_expected(off: float, counts: list[int], cfg: Config) -> bool:
     return off > (cfg.wrong_by if max(counts) >= 2 * min(counts) else 1e-6)
 
 
-def try_case(case: str, counts: list[int], model: nn.Module, cfg: Config, group: Group) -> dict:
-    """Compare both ways with one process, report, and return what the notebook draws. Collective.
+def try_case(case: str, counts: list[int], model: nn.Module, cfg: Config, group: Group) -> None:
+    """Compare both ways with one process, and report. Collective.
 
     Raises:
         CourseError: the weighted mean is not right, or the mean of means is not as wrong as it should be.
@@ -139,7 +138,6 @@ def try_case(case: str, counts: list[int], model: nn.Module, cfg: Config, group:
         f"{case:17} {' + '.join(map(str, counts)):>26} images: mean of means off by "
         f"{mean:6.2%}, weighted mean by {max(by_weights):.0e}"
     )
-    return {"counts": counts, "mean_of_means": mean, "weighted_mean": max(by_weights)}
 
 
 def sequences_of(rank: int, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,11 +225,9 @@ def main(cfg: Config) -> None:
         images = len(load_images("digits").train_x)
         model = ConvNet().double().to(group.device)
         broadcast_parameters(model)
-        rows = {}
         for case, counts in cases(cfg, images, group.world_size).items():
-            rows[case] = try_case(case, counts, model, cfg, group)
+            try_case(case, counts, model, cfg, group)
         try_tokens(cfg, group)
-        record_results("06_uneven", {"rows": rows})
 
 
 if __name__ == "__main__":

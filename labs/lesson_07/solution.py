@@ -7,7 +7,7 @@ def bytes_through_device_0(devices: int, parameters: int, buffers: int, inputs: 
     The step: forward on ``devices`` devices, loss on device 0, backward. Everything is copied directly.
 
     Args:
-        devices: how many, 1 or more. The batch divides by it.
+        devices: how many, 1 or more. The batch size is divisible by it.
         parameters: bytes of all parameters. All are trainable.
         buffers: bytes of all buffers.
         inputs: bytes of the whole batch, which lies on device 0. It needs no gradient.

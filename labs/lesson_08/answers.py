@@ -45,22 +45,6 @@ ANSWERS = [
         told="it is this rank's own: nothing was averaged",
     ),
     Wrong(
-        what="One hook, on the first parameter, for all that have a gradient by then: some come later.",
-        old=AVERAGE_IN_BACKWARD,
-        new="""
-        learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-        def average(_: nn.Parameter) -> None:
-            for parameter in learning:
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= dist.get_world_size()
-
-        learning[0].register_post_accumulate_grad_hook(average)
-        """,
-        told="backward 1: the gradient of first.weight is off by",
-    ),
-    Wrong(
         what="Changes a tensor hook's argument in place: an activation may share that gradient.",
         old=(
             """

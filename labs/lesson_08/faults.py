@@ -3,14 +3,14 @@
 from tests.planted import Fault, group_of
 
 FAULTS: list[Fault] = [
-    Fault(lab="08_ddp", old="    optimizer.step()\n", new="", told="the model has not learned"),
-    Fault(
-        lab="08_ddp",
-        old="torch.save(ddp.module.state_dict(), path)",
-        new="torch.save(build().state_dict(), path)",
-        told="the file should hold the trained model",
-    ),
+    Fault(lab="08_ddp", old="    optimizer.step()\n", new="", told="epochs only "),
     *group_of(
+        Fault(
+            lab="08_ddp",
+            old="torch.save(ddp.module.state_dict(), path)",
+            new="torch.save({k: v + 1 for k, v in ddp.module.state_dict().items()}, path)",
+            told="the file frozen.weight: differs by",
+        ),
         Fault(
             lab="08_ddp",
             old="        dist.broadcast(buffer, src=0)\n",
@@ -27,12 +27,6 @@ FAULTS: list[Fault] = [
             lab="08_ddp",
             old="cross_entropy(ddp(",
             new="cross_entropy(ddp.module(",
-            told="gradient first.weight: differs by",
-        ),
-        Fault(
-            lab="08_ddp",
-            old="y.to(device)) / MICRO_BATCHES",
-            new="y.to(device))",
             told="gradient first.weight: differs by",
         ),
         Fault(lab="08_ddp", old="loader.sampler.set_epoch(epoch)", new="pass", told="the same order"),
@@ -68,12 +62,7 @@ FAULTS: list[Fault] = [
         old="    loss_a.backward(retain_graph=True)\n    loss_a.backward()\n",
         new="    (loss_a + loss_a).backward()\n",
         told="forward, two backwards (retain_graph): expected",
-    ),
-    Fault(
-        lab="08_options",
-        old="lazy_bucket_allocation=lazy",
-        new="lazy_bucket_allocation=False",
-        told="{False: False, True: False}",
+        run="08_shapes",
     ),
     Fault(
         lab="08_options",

@@ -3,9 +3,12 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_08/proof_equal.py
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,7 +25,7 @@ from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank, gradients, parameters
 
-from lab_08_ddp import MICRO_BATCH, MICRO_BATCHES, evaluate, make_loader, train_epoch, wrap
+from lab_08_ddp import MICRO_BATCH, MICRO_BATCHES, evaluate, make_loader, save, train_epoch, wrap
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,19 @@ def check_training(train_set: TensorDataset, test_set: TensorDataset, cfg: Confi
             raise CourseError(f"evaluate found training={training}, and left training={not training}")
     assert_same_on_every_rank("evaluate", list(norm.named_buffers()))
     print_on_rank_0(f"evaluate sees each of {len(test_y)} test images once, and counts what one process does")
+    check_saving(ddp)
+
+
+def check_saving(ddp: DistributedDataParallel) -> None:
+    """All ranks read what rank 0 saved into a model without DDP. Collective."""
+    path = Path(tempfile.gettempdir()) / f"proof_equal_{os.environ['MASTER_PORT']}.pt"
+    save(ddp, path)
+    read = TiedNet().double()
+    read.load_state_dict(torch.load(path, map_location="cpu"))
+    assert_all_equal("the file", parameters(read), [(name, p.cpu()) for name, p in parameters(ddp)], 0.0)
+    dist.barrier()  # before rank 0 removes it
+    path.unlink(missing_ok=True)
+    print_on_rank_0("the file holds the trained model, and is read without DDP")
 
 
 def communication_of_an_epoch(

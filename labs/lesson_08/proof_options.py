@@ -1,11 +1,9 @@
-"""Nine arguments of DDP's constructor, each with what it changes.
+"""Five arguments of DDP's constructor, each with what it changes.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_08/proof_options.py
 """
 
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -14,10 +12,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
@@ -38,18 +33,6 @@ class TwoBranches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
-
-
-class Operations(TorchDispatchMode):
-    """Counts torch's operations while it is open, also those that DDP's C++ calls in backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Recomputed(nn.Module):
@@ -194,90 +177,12 @@ def bucket_cap_mb(group: Group) -> str:
     return f"6 layers of 1 MiB: {len(cap_1)} all-reduces at 1, {len(cap_25)} at 25; by default {default} MiB"
 
 
-def bucket_cap_mb_list(group: Group) -> str:
-    sizes = buckets(group, bucket_cap_mb_list=[1, 3])
-    assert sizes == [1, 3, 2], sizes
-    assert buckets(group, bucket_cap_mb_list=[2, 1]) == [2, 1, 1, 1, 1]  # the last cap applies to all others
-    return f"[1, 3]: buckets of {sizes} MiB; the last cap applies to all others"
-
-
-def skip_all_reduce_unused_params(group: Group) -> str:
-    calls = {}
-    for skip in (False, True):
-        ddp = DDP(
-            TwoBranches().to(group.device),
-            find_unused_parameters=True,
-            bucket_cap_mb=1e-5,  # a bucket for each parameter
-            skip_all_reduce_unused_params=skip,
-        )
-        backward(ddp, times=2)
-        with record() as log:
-            backward(ddp)
-        calls[skip] = log.count("all_reduce") - 1  # one more says which parameters were used
-    assert calls == {False: 4, True: 2}, calls
-    return (
-        f"2 of 4 parameters unused, a bucket for each. False: {calls[False]} all-reduces; True: {calls[True]}"
-    )
-
-
-def batched_grad_copy(group: Group) -> str:
-    copies = {}
-    for batched in (False, True):
-        layers = [nn.Linear(8, 8) for _ in range(10)]
-        ddp = DDP(nn.Sequential(*layers).to(group.device), batched_grad_copy=batched)
-        backward(ddp, times=2)
-        ddp.zero_grad()
-        loss = ddp(torch.randn(4, 8, device=group.device)).sum()
-        with Operations() as operations:
-            loss.backward()
-        counts = operations.counts
-        one_each = counts["aten.mul.out"] + counts["aten.copy_.default"]  # in and divided; out
-        together = counts["aten._foreach_copy_.default"] + counts["aten.div_.Scalar"]
-        copies[batched] = (one_each, together)
-        assert_same_on_every_rank("batched_grad_copy", gradients(ddp))
-    assert copies == {False: (40, 0), True: (0, 3)}, copies
-    apart, together = copies[False][0], copies[True][1]
-    return f"20 gradients, one bucket. False: {apart} operations to copy and divide; True: {together}"
-
-
-def expires(storage: StorageWeakRef) -> bool:
-    """Whether the memory is freed within a second: a thread of gloo may hold it a moment longer."""
-    for _ in range(100):
-        if storage.expired():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def lazy_bucket_allocation(group: Group) -> str:
-    freed = {}
-    for lazy in (False, True):
-        ddp = DDP(nn.Linear(64, 64).to(group.device), lazy_bucket_allocation=lazy)
-        storages: list[StorageWeakRef] = []
-
-        def watch(
-            state: None, bucket: dist.GradBucket, storages=storages
-        ) -> torch.futures.Future[torch.Tensor]:
-            storages.append(StorageWeakRef(bucket.buffer().untyped_storage()))
-            return allreduce_hook(state, bucket)
-
-        ddp.register_comm_hook(None, watch)
-        backward(ddp, 64, times=2)
-        freed[lazy] = expires(storages[-1])
-    assert freed == {False: False, True: True}, freed
-    return "False: a bucket stays allocated after backward; True: it is freed"
-
-
 SHOWN = {
     "find_unused_parameters": find_unused_parameters,
     "static_graph": static_graph,
     "gradient_as_bucket_view": gradient_as_bucket_view,
     "forward_sync_buffers": forward_sync_buffers,
     "bucket_cap_mb": bucket_cap_mb,
-    "bucket_cap_mb_list": bucket_cap_mb_list,
-    "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
-    "batched_grad_copy": batched_grad_copy,
-    "lazy_bucket_allocation": lazy_bucket_allocation,
 }
 
 

@@ -64,15 +64,6 @@ ANSWERS = [
         told="all-reduces in one backward",
     ),
     Wrong(
-        what="Averages each bucket twice.",
-        old="bucket.work.wait()",
-        new="""
-        bucket.work.wait()
-        dist.all_reduce(bucket.flat.div_(self.ranks), group=self.process_group)
-        """,
-        told="13 all-reduces in one backward, for 6 buckets",
-    ),
-    Wrong(
         what="Keeps the buckets that it began with.",
         old="if not self.follows_arrival:",
         new="if False:",

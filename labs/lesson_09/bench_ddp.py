@@ -1,148 +1,119 @@
-"""The time of a training step: without communication, by our three DDPs and by torch's.
+"""The time of a training step on a slow wire: without communication, by our three DDPs and by torch's.
 
-    torchrun --standalone --nproc-per-node=4 labs/lesson_09/bench_ddp.py
+    torchrun --standalone --nproc-per-node=2 labs/lesson_09/bench_ddp.py
 
-Not a test. All ways take their steps in turns, so that they see the same load; medians count. Groups of
-fewer ranks are parts of the same run. ``--model resnet50 --image 224 --batch 128`` is what the old table of
-lesson 09 measured. Taught there.
+Not a test. All ways take their steps in turns, so that they see the same load; medians count. Taught in
+lesson 09.
 """
 
 import argparse
+import copy
 import os
+import statistics
+import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import cast
 
+import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.paced import GBIT, Wire, on_wire
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 
-from lesson_09.ddp_ways import Step, wrappers
+from lab_09_overlapped import OverlappedDDP
+from lesson_09.proof_after import FlatDDP, NaiveDDP
 
 WARM_UP = 2  # DDP settles its buckets after the first step
-ALL_REDUCE = "gloo:all_reduce"
+REAL_ALL_REDUCE = dist.all_reduce  # whatever wire is in place
 
 
-def measure(members: dist.ProcessGroup, wire: Wire | None, args: argparse.Namespace, group: Group) -> dict:
-    """{way: medians of forward, backward with communication, and their sum, in seconds}."""
-    ways = wrappers(members, args.bucket_cap_mb, wire)
-    steps = {name: Step(wrap, args, group) for name, wrap in ways.items()}
-    for _ in range(WARM_UP + args.steps):
-        for name, step in steps.items():
-            with on_wire(wire) if wire and name != "torch" else nullcontext():
-                step(members)
-    return {name: step.medians(WARM_UP) for name, step in steps.items()}
+def wrappers(cap: float | None, wire: Wire | None) -> dict[str, Callable[[nn.Module], nn.Module]]:
+    """{name: function from a model to the model to train}. torch's DDP uses the wire by a hook."""
+
+    def torchs(model: nn.Module) -> nn.Module:
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap)
+        if wire:
+            ddp.register_comm_hook(dist.group.WORLD, wire.comm_hook)
+        return ddp
+
+    return {
+        "no communication": lambda model: model,
+        "naive": NaiveDDP,
+        "flat": FlatDDP,
+        "overlapped": lambda model: OverlappedDDP(model, cap),
+        "torch": torchs,
+    }
 
 
-def timeline(way: str, members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> list[tuple]:
-    """(name, start, end) in seconds of forward, backward, finish and each all-reduce, by torch.profiler.
+class Step:
+    """One model that trains on random images, and the times of its steps."""
 
-    *finish* is where a rank waits for all-reduces: after backward, or at the end of OverlappedDDP's backward.
-    """
-    step = Step(wrappers(members, args.bucket_cap_mb, None)[way], args, group)
-    if hasattr(step.model, "_finish"):
-        step.model._finish = record_function("finish")(step.model._finish)
-    for _ in range(WARM_UP):
-        step(members)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would report that there is no GPU
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        step(members)
-    wanted = ("forward", "backward", "finish", ALL_REDUCE)
-    events = [event for event in profiler.events() if event.name in wanted]
-    last = max(
-        (event for event in events if event.name == ALL_REDUCE), key=lambda event: event.time_range.start
-    )
-    events.remove(last)  # Step's own
-    begin = min(event.time_range.start for event in events if event.name == "forward")
-    spans = []
-    for event in events:
-        start = event.time_range.start - begin  # in microseconds
-        end = event.time_range.end - begin
-        if start >= 0:
-            spans.append((event.name, start / 1e6, end / 1e6))
-    return spans
+    def __init__(self, wrap: Callable, model: nn.Module, args: argparse.Namespace, group: Group) -> None:
+        self.model = wrap(copy.deepcopy(model).to(group.device))
+        self.group = group
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.x = torch.randn(args.batch, 3, args.image, args.image, device=group.device)
+        self.y = torch.ones(args.batch, dtype=torch.int64, device=group.device)
+        self.times: list[list[float]] = []  # forward, backward with communication, both
 
+    def now(self) -> float:
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
-def table(title: str, rows: dict[int, dict]) -> str:
-    """Rows by way, columns by number of processes: milliseconds as total (forward + backward)."""
-    heads = [f"{n:>12} process{'es' if n > 1 else '':2}" for n in rows]
-    lines = [title, f"{'':16} {' '.join(heads)}"]
-    for way in max(rows.values(), key=len):
-        cells = [_cell(measured.get(way)) for measured in rows.values()]
-        lines.append(f"{way:16} {' '.join(cells)}")
-    return "\n".join(lines)
+    def __call__(self) -> None:
+        self.optimizer.zero_grad()
+        dist.barrier()
+        start = self.now()
+        loss = F.cross_entropy(self.model(self.x), self.y)
+        forward = self.now()
+        loss.backward()
+        if hasattr(self.model, "reduce_gradients"):
+            self.model.reduce_gradients()
+        end = self.now()
+        took = torch.tensor([forward - start, end - forward, end - start], device=self.group.device)
+        REAL_ALL_REDUCE(took, op=dist.ReduceOp.MAX)  # the slowest rank counts
+        self.times.append(took.tolist())
+        self.optimizer.step()
 
 
-def _cell(medians: dict[str, float] | None) -> str:
-    if medians is None:
-        return " " * 22
-    forward, backward, total = (1e3 * medians[part] for part in ("forward", "backward", "total"))
-    return f"{f'{total:.0f} ({forward:.0f} + {backward:.0f})':>22}"
-
-
-def arguments(ranks: int) -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure a training step by our DDPs and torch's.")
     parser.add_argument("--model", default="resnet18", help="a model of torchvision")
-    parser.add_argument("--image", type=int, default=64, help="height and width")
-    parser.add_argument("--batch", type=int, default=8, help="images by process")
-    parser.add_argument("--processes", type=int, nargs="+", default=[n for n in (1, 2, 4, 8) if n <= ranks])
+    parser.add_argument("--image", type=int, default=32, help="height and width")
+    parser.add_argument("--batch", type=int, default=2, help="images by process")
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each way")
     parser.add_argument("--bucket-cap-mb", type=float, default=None)
-    parser.add_argument("--paced", type=int, default=2, help="processes on a slow wire; 0: none")
-    parser.add_argument("--gbit", type=float, default=1.0, help="of that wire, per second")
-    parser.add_argument("--alpha-us", type=float, default=500.0, help="for each message on it")
-    parser.add_argument("--quick", action="store_true", help="small and few steps, as in the lesson")
-    args = parser.parse_args()
-    if args.quick:
-        args.image = 32
-        args.batch = 2
-        args.steps = 2
-        args.gbit = 5.0
-    return args
-
-
-def on_a_free_wire(
-    parts: dict[int, dist.ProcessGroup], args: argparse.Namespace, group: Group
-) -> dict[int, dict]:
-    """{number of processes: what ``measure`` returns}, on this rank only of groups that it belongs to."""
-    measured = {}
-    for n in args.processes:
-        if group.rank < n:
-            measured[n] = measure(parts[n], None, args, group)
-        dist.barrier()
-    if group.rank == 0:
-        print(table("milliseconds for a step: total (forward + backward)", measured))
-    return measured
-
-
-def on_a_paced_wire(members: dist.ProcessGroup, args: argparse.Namespace, group: Group) -> dict:
-    """Medians and timelines of the first ``--paced`` ranks."""
-    wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT)
-    timelines = {way: timeline(way, members, args, group) for way in ("flat", "overlapped")}
-    paced = {args.paced: measure(members, wire, args, group)}
-    if group.rank == 0:
-        print(table(f"on a wire of {args.gbit:g} Gbit/s", paced))
-    return {"paced": paced, "timelines": timelines}
+    parser.add_argument("--gbit", type=float, default=5.0, help="of the wire; 0: the network as it is")
+    parser.add_argument("--alpha-us", type=float, default=500.0, help="for each message on the wire")
+    return parser.parse_args()
 
 
 def main() -> None:
     with process_group(timeout_s=600, report=False) as group:
-        args = arguments(group.world_size)
-        print_on_rank_0(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first step")
+        args = arguments()
+        wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT) if args.gbit else None
+        model = getattr(torchvision.models, args.model)()
+        steps = {}
+        for name, wrap in wrappers(args.bucket_cap_mb, wire).items():
+            steps[name] = Step(wrap, model, args, group)
+        for _ in range(WARM_UP + args.steps):
+            for name, step in steps.items():
+                with on_wire(wire) if wire and name != "torch" else nullcontext():
+                    step()
         print_on_rank_0(f"{args.model}, {args.batch} images of {args.image} x {args.image} by process")
-        parts = {}
-        for n in sorted({*args.processes, args.paced} - {0}):
-            # On ranks that are not in it, new_group returns no group; they do not use it.
-            parts[n] = cast(dist.ProcessGroup, dist.new_group(list(range(n))))
-        results = {"free": on_a_free_wire(parts, args, group), "paced": {}, "timelines": {}}
-        if group.rank < args.paced:
-            results |= on_a_paced_wire(parts[args.paced], args, group)
-        dist.barrier()
-        record_results("bench_ddp", results)
+        load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
+        print_on_rank_0(f"{group.world_size} processes, medians of {args.steps} steps; {load}")
+        print_on_rank_0(f"{'milliseconds':18}{'forward':>9}{'backward':>10}{'total':>8}")
+        for name, step in steps.items():
+            parts = [1e3 * statistics.median(part) for part in zip(*step.times[WARM_UP:], strict=True)]
+            print_on_rank_0(f"{name:18}{parts[0]:9.0f}{parts[1]:10.0f}{parts[2]:8.0f}")
 
 
 if __name__ == "__main__":

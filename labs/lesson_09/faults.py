@@ -9,20 +9,16 @@ ARRIVAL = "let buckets follow the order of arrival"
 
 FAULTS: list[Fault] = [
     Fault(
-        lab="09_naive", old="parameter.grad /= self.ranks", new="pass", told="the gradient of the whole batch"
+        lab="09_after",
+        old="            parameter.grad /= self.ranks\n",
+        new="",
+        told="gradient first.weight: differs by",
     ),
     Fault(
-        lab="09_naive",
+        lab="09_after",
         old="            if users == 0:\n                continue\n",
         new="",
         told="gradient: has [",
-        run="09_equal",
-    ),
-    Fault(
-        lab="09_flat",
-        old="        self.flat /= self.ranks\n",
-        new="",
-        told="gradient first.weight: differs by",
     ),
     *group_of(
         # All is sent when backward is over.

@@ -43,29 +43,3 @@ def bucket_sizes(sweep: list[dict], layer_bytes: int) -> None:
         "Time against bucket size. The model's line falls from small buckets to a minimum, and rises "
         "towards a single bucket. The measured points lie on it or above.",
     )
-
-
-def profiled_timelines(lines: dict[str, list]) -> None:
-    """For each way, what the profiler saw on rank 0: (name, start, end) of each span, in seconds."""
-    figure, axes = figures.plt.subplots(2, 1, figsize=(7.2, 3.8), sharex=True)
-    looks = {
-        "forward": (1, "white", "//", "forward"),
-        "backward": (1, "#dddddd", "", "backward"),
-        "finish": (1, "#555555", "", "copying and waiting"),
-        "gloo:all_reduce": (0, figures.COLOURS[0], "", "all-reduce"),
-    }
-    for axis, (way, spans) in zip(axes, lines.items(), strict=True):
-        for what, (row, colour, hatch, label) in looks.items():
-            begin = [1e3 * start for name, start, _ in spans if name == what]
-            took = [1e3 * (end - start) for name, start, end in spans if name == what]
-            look = {"color": colour, "hatch": hatch, "edgecolor": "black", "label": label}
-            axis.barh([row] * len(took), took, left=begin, **look)
-        axis.set(yticks=[0, 1], yticklabels=["gloo", "rank 0"])
-        axis.set_title(way, loc="left")
-    axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=9, frameon=False)
-    axes[-1].set_xlabel("milliseconds since forward began")
-    text = (
-        "What the profiler saw on rank 0. Flat: forward, backward, then waiting and one long all-reduce. "
-        "Overlapped: the all-reduces begin while backward is still running, and less waiting is left."
-    )
-    figures.show(figure, text)

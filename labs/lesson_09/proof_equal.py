@@ -1,4 +1,4 @@
-"""The naive and the overlapped DDP equal torch's and one process; where communication overlaps, by events.
+"""The overlapped DDP equals torch's and one process; where communication overlaps, by events.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_09/proof_equal.py
 """
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.side_by_side import same_buckets, train_side_by_side
 
-from lab_09_naive import NaiveDDP
 from lab_09_overlapped import OverlappedDDP
 from lesson_09.overlap import assert_overlap
 from lesson_09.promises import STEPS, keeps_its_promises
@@ -28,13 +26,7 @@ class Config:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=20) as group:
-        print_on_rank_0("naive:")
-        naive = train_side_by_side(NaiveDDP, group, tolerance=cfg.tolerance)
-        # 5 parameters are used in each step, the 2 of the branch in some; one more call says which.
-        assert naive.calls == [6 if step % 3 == 0 else 8 for step in range(6)], naive.calls
-
-        print_on_rank_0("overlapped:")
-        overlapped = train_side_by_side(
+        train_side_by_side(
             lambda net: OverlappedDDP(net, cfg.cap), group, tolerance=cfg.tolerance, unused=False
         )
         # Five buckets of one layer each and more; equal layers that odd ranks use in the other order.
@@ -45,19 +37,10 @@ def main(cfg: Config) -> None:
             f"{STEPS} steps with crossed layers, batch norm and late results, in one group and in two: "
             "equal to one process; a parameter left out raises"
         )
-        layouts = same_buckets(OverlappedDDP, group, cfg.caps)
+        same_buckets(OverlappedDDP, group, cfg.caps)
         events = assert_overlap(OverlappedDDP, group, cfg.patience_s)
         print_on_rank_0("no rank waits inside backward; in this order things happen:")
         print_on_rank_0(", ".join(events))
-        record_results(
-            "09_equal",
-            {
-                "naive": naive._asdict(),
-                "overlapped": overlapped._asdict(),
-                "layouts": layouts,
-                "events": events,
-            },
-        )
 
 
 if __name__ == "__main__":
