@@ -91,6 +91,12 @@ FAULTS: list[Fault] = [
             new="if False",
             told="Zero1 should have refused",
         ),
+        Fault(
+            lab="18_zero_1",
+            old="elif self.gradient._version != self.averaged:",
+            new="elif False:",
+            told="Zero1 should have refused a backward pass",
+        ),
         Fault(lab="18_zero_1", old="ReduceOp.AVG", new="ReduceOp.SUM", told="ZeRO-1, SGD with momentum, 2"),
         run="18_by_hand",
     ),
