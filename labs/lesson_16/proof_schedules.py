@@ -21,7 +21,6 @@ from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_steps
 from shared.training.schedules import order_table, simulate, stages_of
-from shared.training.storages import OTHER, PeakByKind
 
 from lab_16_executor import Action, gpipe, one_f_one_b
 from lesson_16.proof_halves import SplitPipeline
@@ -281,45 +280,25 @@ def activations(name: str, micro_batches: int, group: Group, cfg: Config) -> dic
     trainer = Trainer(name, plan, group, cfg)
     tokens, labels = (tensor.to(group.device) for tensor in token_batch(cfg.gpt, micro_batches, 0))
     batch = Batch(list(tokens.chunk(micro_batches)), list(labels.chunk(micro_batches)), labels.numel())
-    trainer.forward_and_backward(batch)  # from now on there are gradients, so all that grows is activations
-    with PeakByKind(nn.ModuleList(trainer.stages.values())) as memory:
-        trainer.forward_and_backward(batch)
+    trainer.forward_and_backward(batch)
     pipeline = trainer.pipeline
     if name in BY_HAND and pipeline.peak_saved != pipeline.peak_live * pipeline.of_one:
         raise CourseError(
             f"{name}: {pipeline.peak_saved} bytes for {pipeline.peak_live} times {pipeline.of_one}"
         )
-    return {
-        "live": pipeline.peak_live,
-        "saved": pipeline.peak_saved,
-        "of_one": pipeline.of_one,
-        "other": memory.at_peak[OTHER],
-    }
+    return {"live": pipeline.peak_live, "saved": pipeline.peak_saved, "of_one": pipeline.of_one}
 
 
-def assert_memory(group: Group, cfg: Config) -> dict:
-    """GPipe keeps all micro-batches, 1F1B as many as there are stages to come; seen by two instruments."""
-    few, many = group.world_size + 1, 2 * group.world_size + 1  # as soon as 1F1B has its steady phase
-    two_blocks_each = replace(cfg, gpt=replace(cfg.gpt, layers=2 * group.world_size))
-    memory = {}
-    for name in BY_HAND:
-        memory[name] = {number: activations(name, number, group, two_blocks_each) for number in (few, many)}
+def assert_memory(group: Group, cfg: Config) -> dict[str, dict]:
+    """GPipe keeps all micro-batches, 1F1B as many as there are stages to come."""
     number = 2 * group.world_size
-    for name in FROM_TORCH if group.world_size > 1 else ():
-        memory[name] = {number: activations(name, number, group, two_blocks_each)}
-    for number in (few, many):
-        for name, expected in (("GPipe", number), ("1F1B", group.world_size - group.rank)):
-            live = memory[name][number]["live"]
-            if live != expected:
-                raise CourseError(f"{name} holds {live} micro-batches at once, expected are {expected}")
-    of_one = memory["GPipe"][few]["of_one"]
-    for name, grows in (("GPipe", True), ("1F1B", False)):
-        growth = (memory[name][many]["other"] - memory[name][few]["other"]) / (many - few)
-        limits = (0.9, 1.1) if grows else (-0.1, 0.1)
-        if not limits[0] <= growth / of_one <= limits[1]:
-            raise CourseError(
-                f"{name}: the peak grows by {growth / of_one:.2f} of a micro-batch with each one"
-            )
+    two_blocks_each = replace(cfg, gpt=replace(cfg.gpt, layers=number))
+    names = [*BY_HAND, *(FROM_TORCH if group.world_size > 1 else ())]
+    memory = {name: activations(name, number, group, two_blocks_each) for name in names}
+    for name, expected in (("GPipe", number), ("1F1B", group.world_size - group.rank)):
+        live = memory[name]["live"]
+        if live != expected:
+            raise CourseError(f"{name} holds {live} micro-batches at once, expected are {expected}")
     return memory
 
 
@@ -372,11 +351,8 @@ def main(cfg: Config) -> None:
                 print(f"{name}: equals one process; {calls} messages, at most {most} gradients on their way")
                 print(f"    micro-batches held: {held}")
         memory = assert_memory(group, cfg)
-        print_on_rank_0("GPipe's activations grow with the number of micro-batches, those of 1F1B do not")
-        *_, of_gpipe = memory["GPipe"].values()
-        for name in [name for name in memory if name != "GPipe"]:
-            *_, most = memory[name].values()
-            in_bytes = gather_on_rank_0(round(most["saved"] / of_gpipe["of_one"], 2))
+        for name, most in memory.items():
+            in_bytes = gather_on_rank_0(round(most["saved"] / memory["GPipe"]["of_one"], 2))
             print_on_rank_0(f"{name}: bytes held at the peak, in micro-batches: {in_bytes}")
         tell_what_goes_wrong(group, cfg)
 

@@ -56,12 +56,6 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="18_faults",
-        old="Silent(net.parameters()",
-        new="Zero1(net.parameters()",
-        told="nobody sends: green",
-    ),
-    Fault(
-        lab="18_faults",
         old="    optimizer.consolidate_state_dict(to=0)\n    train(ddp, optimizer, 1, group)\n",
         new="    train(ddp, optimizer, 1, group)\n    optimizer.consolidate_state_dict(to=0)\n",
         told="the state's parameters have made [2] steps",

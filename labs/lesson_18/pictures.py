@@ -32,7 +32,7 @@ def memory(by_hand, world_size):
         mark = {"marker": "D", "markerfacecolor": "white", "linestyle": ":", "linewidth": 1.2}
         label = "formula" if way == WAYS[0] else None
         axis.plot(at, [formula[way](n) for n in ranks], color="black", label=label, **mark)
-        axis.text(at[-1], bottom[-1] + 0.15 * KB, way, ha="center", fontsize=10)
+        axis.text(at[-1] - 0.12, bottom[-1] + 0.15 * KB, way, ha="left", fontsize=10)
     axis.set(xlabel="ranks N", ylabel="KB on a rank", xticks=ranks, ylim=(0, 5 * KB))
     axis.set_title("Memory of DDP, ZeRO-1 and ZeRO-2: bars measured, marks by formula")
     axis.legend(loc="upper right", ncols=4, fontsize=9)

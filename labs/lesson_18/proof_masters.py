@@ -111,22 +111,17 @@ def prove(n: int, members: dist.ProcessGroup, x, y, cfg: Config, group: Group) -
 
 
 def check_rounding() -> None:
-    """200 steps of 0.001 from 1: bfloat16 loses them, masters keep them, stochastic rounding on average."""
-    weight = torch.ones(1, dtype=torch.bfloat16)
-    master = torch.ones(1)
-    by_chance = torch.ones(1000, dtype=torch.bfloat16)  # a thousand parameters
+    """200 steps of 0.001 from 1 in bfloat16, rounded stochastically: right on average."""
+    weights = torch.ones(1000, dtype=torch.bfloat16)
     torch.manual_seed(18)
     for _ in range(200):
-        weight -= 0.001
-        master -= 0.001
-        bits = (by_chance.float() - 0.001).view(torch.int32)  # bfloat16 is the upper half of these bits
+        bits = (weights.float() - 0.001).view(torch.int32)  # bfloat16 is the upper half of these bits
         bits += torch.randint(1 << 16, bits.shape, dtype=torch.int32)
-        by_chance = (bits & -(1 << 16)).view(torch.float32).bfloat16()
-    rounded, mean = master.bfloat16().item(), by_chance.float().mean().item()
-    if weight.item() != 1.0 or abs(rounded - 0.8) > 0.002 or abs(mean - 0.8) > 0.005:
-        raise CourseError(f"bfloat16 {weight.item()}, with masters {rounded}, by chance {mean}")
-    told = f"bfloat16 alone {weight.item():.3f}, with a float32 master {rounded:.3f}"
-    print_on_rank_0(f"200 steps of 0.001 from 1: {told}, with stochastic rounding {mean:.3f} on average")
+        weights = (bits & -(1 << 16)).view(torch.float32).bfloat16()
+    mean = weights.float().mean().item()
+    if abs(mean - 0.8) > 0.005:
+        raise CourseError(f"rounded stochastically, the mean is {mean}")
+    print_on_rank_0(f"200 steps of 0.001 with stochastic rounding: {mean:.3f} on average")
 
 
 def check_figure() -> None:
