@@ -7,7 +7,7 @@ LOOKS = {"F": (0, ""), "B": (1, "//"), "I": (1, "//"), "W": (2, "..")}  # colour
 
 def timeline(schedules):
     """Four schedules of the step, each with its bubble and a row for each rank."""
-    shown = {"1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}
+    shown = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "ZBVZeroBubble": 2}
     figure, axes = figures.plt.subplots(len(shown), 1, figsize=(9, 8.6), sharex=True)
     for axis, (name, per_rank) in zip(axes, shown.items(), strict=True):
         title = f"{name}: bubble {schedules[name]['bubble']:.1%}"
@@ -21,9 +21,9 @@ def timeline(schedules):
     figure.legend(patches, names, loc="outside lower center", ncols=3)
     figures.show(
         figure,
-        "Gantt charts of four ranks. 1F1B has large gaps at the beginning and at the end. Interleaved, "
-        "they are half as large. The zero-bubble schedules fill the end with W; only the steps at the "
-        "beginning are left.",
+        "Gantt charts of four ranks. With GPipe the forward passes follow each other like stairs, then the "
+        "backward passes. 1F1B has gaps of the same length in all. Interleaved, they are half as large. "
+        "ZBV fills the end with W; only the steps at the beginning are left.",
     )
 
 
