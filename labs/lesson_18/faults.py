@@ -83,7 +83,7 @@ FAULTS: list[Fault] = [
             lab="18_zero_1",
             old="if [p.data_ptr() for p in self.params] != self.addresses",
             new="if False",
-            told="Zero1 should have refused",
+            told="Zero1 should have refused a model",
         ),
         Fault(
             lab="18_zero_1",
