@@ -6,7 +6,7 @@ Written by:  notebooks/15_model_parallel.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
+import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 

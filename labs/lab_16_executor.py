@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_executor.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -12,16 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
+from lab_16_gpipe import assert_as_one_process, batch, layers, layers_of, share_of_loss
 
 Action = tuple[str, int, int]  # kind, stage, micro-batch
 
 
 def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """Forward of all micro-batches, then backward of all. Source: Huang et al., 2019, arXiv 1811.06965."""
-    actions = [("F", rank, number) for number in range(micro_batches)]
-    for number in range(micro_batches):
-        actions.append(("B", rank, number))
-    return actions
+    return [(kind, rank, number) for kind in "FB" for number in range(micro_batches)]
 
 
 def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
@@ -38,11 +37,11 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     return actions
 
 
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
+
+
 class Pipeline:
     """The stages that this rank holds, and how it does a list of actions with them.
-
-    - F: receive the activations, compute forward, send the result.
-    - B: receive the gradient, compute backward, send the gradient of the stage's input.
 
     Args:
         stages: {number: module} of this rank. The first takes an input, the last makes logits.
@@ -50,9 +49,9 @@ class Pipeline:
         dtype: of the activations.
         timeout: for a message that does not come; torch's default is 30 minutes.
 
-    Sends do not block, so no order of actions can make two ranks wait for each other's *receive*. What goes
-    forward and what comes back have a process group each: with nccl, messages between two ranks in one group
-    would go in the order in which they are called. All ranks must build it, and step, together.
+    Sends do not block, because neighbours send to each other at the same time. What is sent stays in memory
+    until it has arrived, so at most as many gradients are under way as there are ranks. With nccl, build both
+    groups with ``backend="nccl-lazy"``. All ranks must build a pipeline, and step, together.
     """
 
     def __init__(
@@ -77,15 +76,12 @@ class Pipeline:
         shapes: Sequence[torch.Size],
         share_of_loss: Callable[[int, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Do all actions; gradients add up in the parameters.
+        """Do all actions; gradients add up in the parameters. Returns the loss on the rank of the last stage.
 
         Args:
             inputs: of each micro-batch; needed on the rank of the first stage.
             shapes: of each micro-batch's activations between two stages.
             share_of_loss: from number and output of a micro-batch to what it adds to the loss of the batch.
-
-        Returns:
-            The loss of the whole batch on the rank of the last stage, 0 elsewhere.
         """
         self.inputs = inputs
         self.shapes = shapes
@@ -104,12 +100,7 @@ class Pipeline:
         return self.loss
 
     def do(self, kind: str, stage: int, number: int) -> None:
-        if kind == "F":
-            self.forward(stage, number)
-        elif kind == "B":
-            self.backward(stage, number)
-        else:
-            raise ValueError(f"{kind} is no action of this executor")
+        {"F": self.forward, "B": self.backward}[kind](stage, number)
 
     def forward(self, stage: int, number: int) -> None:
         if stage == 0:
@@ -138,9 +129,7 @@ class Pipeline:
         if stage == len(self.owner) - 1:
             return None
         gradient = self.receive("gradients", stage + 1, stage, number)
-        sent = self.sends.pop(("activations", stage + 1, number), None)
-        if sent:
-            sent[0].wait()  # returns at once: the gradient could not be here, had the activations not arrived
+        self.wait_for("activations", stage + 1, number)  # else this gradient could not be here
         return gradient
 
     def send(self, what: str, target: int, number: int, tensor: torch.Tensor) -> None:
@@ -150,6 +139,15 @@ class Pipeline:
         tensor = tensor.contiguous()
         work = dist.isend(tensor, self.owner[target], self.groups[what], tag=self.tag(target, number))
         self.sends[what, target, number] = (work, tensor)
+        gradients = [key for key in self.sends if key[0] == "gradients"]
+        if len(gradients) > len(set(self.owner)):
+            self.wait_for(*gradients[0])  # the oldest; else the gradients of all micro-batches would stay
+
+    def wait_for(self, what: str, target: int, number: int) -> None:
+        """Wait until this message has arrived, and let its tensor go."""
+        if (what, target, number) in self.sends:
+            work, _ = self.sends.pop((what, target, number))
+            work.wait()
 
     def receive(self, what: str, source: int, target: int, number: int) -> torch.Tensor:
         if self.owner[source] == self.rank:
@@ -159,37 +157,29 @@ class Pipeline:
         return tensor
 
     def tag(self, target: int, number: int) -> int:
-        """Which message it is. gloo looks at it, nccl does not."""
+        """Identifies the message. gloo matches tags; nccl ignores them."""
         return target * len(self.shapes) + number
 
 
 def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
-
-    torch.manual_seed(0)
-    x = torch.randn(16, 32, dtype=torch.float64, device=device)
-    micro_batches = list(x.chunk(8))
-    whole = nn.Sequential()  # small enough to be here on each rank, so that we can compare
-    for _ in range(ranks):
-        whole.append(nn.Sequential(nn.Linear(32, 32, dtype=torch.float64, device=device), nn.Tanh()))
-    expected = whole(x).square().sum() / x.numel()
-    truth = torch.autograd.grad(expected, list(whole[rank].parameters()))
-    for build in (gpipe, one_f_one_b):
-        actions = build(rank, ranks, len(micro_batches))
-        pipeline = Pipeline({rank: whole[rank]}, range(ranks), device, x.dtype)
-        shapes = [micro_batch.shape for micro_batch in micro_batches]
-        loss = pipeline.step(actions, micro_batches, shapes, lambda _, y: y.square().sum() / x.numel())
-        dist.broadcast(loss, src=ranks - 1)
-        assert abs(loss - expected) < 1e-12, f"{build.__name__}: the loss is {loss}, expected {expected}"
-        for ours, theirs in zip(whole[rank].parameters(), truth, strict=True):
-            assert torch.allclose(ours.grad, theirs, rtol=0, atol=1e-12), f"{build.__name__}: a gradient"
-        whole.zero_grad()
+    names = sys.argv[1:2] or SCHEDULES  # by default both
+    micro_batches = int(sys.argv[2]) if sys.argv[2:] else 2 * ranks
+    inputs, labels = (tensor.tensor_split(micro_batches) for tensor in batch(device))
+    for name in names:
+        actions = SCHEDULES[name](rank, ranks, micro_batches)
+        mine = layers_of(rank, ranks)
+        stage = layers(mine).to(device)
+        pipeline = Pipeline({rank: stage}, range(ranks), device, inputs[0].dtype)
+        shapes = [x.shape for x in inputs]
+        loss = pipeline.step(actions, inputs, shapes, lambda number, y: share_of_loss(y, labels[number]))
+        assert_as_one_process({mine: stage}, loss)
         peaks = [None] * ranks
         dist.all_gather_object(peaks, pipeline.peak_live)
         if rank == 0:
-            print(f"{build.__name__}, rank 0: {' '.join(f'{kind}{number}' for kind, _, number in actions)}")
-            print(f"    as one process; micro-batches that the ranks hold at once: {peaks}")
+            print(f"{name}, rank 0: {' '.join(f'{kind}{number}' for kind, _, number in actions)}")
+            print(f"    equals one process; micro-batches that the ranks hold at once: {peaks}")
     dist.barrier()
     dist.destroy_process_group()
 

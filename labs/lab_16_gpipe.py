@@ -4,6 +4,8 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_gpipe.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch import nn
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
-LAYERS = 8
+LAYERS = 16
 WIDTH = 32
 ROWS = 24  # of the whole batch
 MICRO_BATCHES = 8
@@ -22,8 +24,22 @@ def layers(numbers: range) -> nn.Sequential:
     built = []
     for number in numbers:
         torch.manual_seed(number)
-        built.append(nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh()))
+        linear = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        nn.init.orthogonal_(linear.weight)  # else the gradient vanishes in so many layers
+        built.append(nn.Sequential(linear, nn.Tanh()))
     return nn.Sequential(*built)
+
+
+def layers_of(stage: int, stages: int) -> range:
+    """The numbers of a stage's layers."""
+    return range(LAYERS * stage // stages, LAYERS * (stage + 1) // stages)
+
+
+def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs, (ROWS, WIDTH), and labels, (ROWS,): the same on all ranks."""
+    torch.manual_seed(100)
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    return x.to(device), torch.randint(WIDTH, (ROWS,)).to(device)
 
 
 def share_of_loss(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -31,15 +47,10 @@ def share_of_loss(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(y, labels, reduction="sum") / ROWS
 
 
-def gpipe(stage: nn.Module, inputs: list[torch.Tensor], labels: list[torch.Tensor]) -> torch.Tensor:
-    """Forward and backward of all micro-batches; the gradients add up in the stage's parameters.
+def gpipe(stage: nn.Module, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Fill the gradients of this rank's stage. Returns the loss on the last rank, 0 elsewhere.
 
-    Args:
-        inputs: (rows, WIDTH) of each micro-batch. Only the first rank looks at the values.
-        labels: (rows,) of each micro-batch. Only the last rank looks at the values.
-
-    Returns:
-        The loss of the whole batch on the last rank, 0 elsewhere.
+    Only the first rank looks at the values of ``inputs``, and only the last one at those of ``labels``.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     first, last = rank == 0, rank == ranks - 1
@@ -69,31 +80,32 @@ def gpipe(stage: nn.Module, inputs: list[torch.Tensor], labels: list[torch.Tenso
     return loss
 
 
-def main() -> None:
-    device = setup()
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-
-    mine = range(LAYERS * rank // ranks, LAYERS * (rank + 1) // ranks)
-    stage = layers(mine).to(device)
-    torch.manual_seed(100)
-    x = torch.randn(ROWS, WIDTH, dtype=torch.float64).to(device)
-    labels = torch.randint(WIDTH, (ROWS,)).to(device)
-    loss = gpipe(stage, list(x.chunk(MICRO_BATCHES)), list(labels.chunk(MICRO_BATCHES)))
-    dist.broadcast(loss, src=ranks - 1)
-
-    whole = layers(range(LAYERS)).to(device)  # only to compare: one process, the whole batch at once
+def assert_as_one_process(stages: dict[range, nn.Module], loss: torch.Tensor) -> None:
+    """Compare with one process and the whole batch at once. ``loss`` is 0 but on one rank. Collective."""
+    dist.all_reduce(loss)
+    x, labels = batch(loss.device)
+    whole = layers(range(LAYERS)).to(loss.device)
     expected = share_of_loss(whole(x), labels)
     expected.backward()
     assert abs(loss - expected) < 1e-12, f"the loss is {loss}, in one process {expected}"
-    for number, layer in zip(mine, stage, strict=True):
-        for ours, theirs in zip(layer.parameters(), whole[number].parameters(), strict=True):
-            assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-12), f"gradient of layer {number}"
+    for numbers, stage in stages.items():
+        for number, layer in zip(numbers, stage, strict=True):
+            for ours, theirs in zip(layer.parameters(), whole[number].parameters(), strict=True):
+                assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-12), (
+                    f"layer {number}: a gradient"
+                )
 
-    held = [None] * ranks
-    dist.all_gather_object(held, list(mine))
+
+def main() -> None:
+    device = setup()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = layers_of(rank, ranks)
+    stage = layers(mine).to(device)
+    x, labels = batch(device)
+    loss = gpipe(stage, x.chunk(MICRO_BATCHES), labels.chunk(MICRO_BATCHES))
+    assert_as_one_process({mine: stage}, loss)
     if rank == 0:
-        for r, numbers in enumerate(held):
-            print(f"[rank {r}] holds layers {numbers}")
+        print(f"each rank holds {len(mine)} of {LAYERS} layers")
         print(f"loss {loss.item():.6f}; loss and gradients equal those of one process")
     dist.barrier()
     dist.destroy_process_group()

@@ -49,30 +49,6 @@ class SumOverRanks(torch.autograd.Function):
         return gradient, None
 
 
-class OverlappedColumns(torch.autograd.Function):
-    """f and the linear layer behind it: f's all-reduce runs while the weight's gradient is computed."""
-
-    @staticmethod
-    def forward(
-        ctx, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup | None
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-        ctx.group = group
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        of_input = gradient @ weight
-        work = dist.all_reduce(of_input, group=ctx.group, async_op=True)
-        rows = gradient.flatten(0, -2)
-        of_weight = rows.T @ x.flatten(0, -2)
-        of_bias = rows.sum(0) if ctx.has_bias else None
-        work.wait()
-        return of_input, of_weight, of_bias, None
-
-
 def part_of(whole: torch.Tensor, dim: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's part of ``whole``, cut along ``dim``. Raises ``ValueError`` if it cannot be cut evenly."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -85,8 +61,7 @@ class ColumnParallelLinear(nn.Module):
     """(..., in) to (..., out / N): this rank's part of the outputs.
 
     ``whole.weight`` is (out, in), because torch computes ``x @ weight.T``. So the columns of the matrix in
-    the formula are rows of ``weight``. ``enter`` is None where several layers share one f. ``overlap`` puts
-    f's all-reduce beside the weight's gradient; then ``enter`` is not used.
+    the formula are rows of ``weight``. ``enter`` is None where several layers share one f.
     """
 
     def __init__(
@@ -94,20 +69,16 @@ class ColumnParallelLinear(nn.Module):
         whole: nn.Linear,
         group: dist.ProcessGroup | None = None,
         enter: Callable | None = CopyToRanks.apply,
-        overlap: bool = False,
     ) -> None:
         super().__init__()
         self.group = group
         self.enter = enter
-        self.overlap = overlap
         self.weight = nn.Parameter(part_of(whole.weight, 0, group))
         self.bias = None
         if whole.bias is not None:
             self.bias = nn.Parameter(part_of(whole.bias, 0, group))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.overlap:
-            return OverlappedColumns.apply(x, self.weight, self.bias, self.group)
         if self.enter is not None:
             x = self.enter(x, self.group)
         return F.linear(x, self.weight, self.bias)
@@ -156,32 +127,30 @@ def main() -> None:
         y_alone.square().mean().backward()
         everything = torch.cat([p.grad.flatten() for p in (*up.parameters(), *down.parameters())])
 
-        for overlap in (False, True):
-            columns, rows = ColumnParallelLinear(up, overlap=overlap), RowParallelLinear(down)
-            parts = nn.Sequential(columns, nn.GELU(), rows)
-            x_split = x.clone().requires_grad_()
-            y_split = parts(x_split)
-            y_split.square().mean().backward()
-            pairs = {
-                "output": (y_split, y_alone),
-                "gradient of the input": (x_split.grad, x_alone.grad),
-                "gradient of the columns": (columns.weight.grad, part_of(up.weight.grad, 0)),
-                "gradient of the rows": (rows.weight.grad, part_of(down.weight.grad, 1)),
-            }
-            split, copied = [columns.weight, rows.weight], []
-            if bias:
-                pairs["gradient of the columns' bias"] = (columns.bias.grad, part_of(up.bias.grad, 0))
-                pairs["gradient of the bias that all have"] = (rows.bias.grad, down.bias.grad)
-                split.append(columns.bias)
-                copied.append(rows.bias)
-            pairs["norm of the gradient"] = (gradient_norm(split, copied), everything.norm())
-            for name, (ours, alone) in pairs.items():
-                where = f"rank {rank}, overlap {overlap}, biases {bias}"
-                assert torch.allclose(ours, alone, rtol=0, atol=1e-12), f"{where}: {name} differs"
+        columns, rows = ColumnParallelLinear(up), RowParallelLinear(down)
+        x_split = x.clone().requires_grad_()
+        y_split = rows(F.gelu(columns(x_split)))
+        y_split.square().mean().backward()
+        pairs = {
+            "output": (y_split, y_alone),
+            "gradient of the input": (x_split.grad, x_alone.grad),
+            "gradient of the columns": (columns.weight.grad, part_of(up.weight.grad, 0)),
+            "gradient of the rows": (rows.weight.grad, part_of(down.weight.grad, 1)),
+        }
+        split, copied = [columns.weight, rows.weight], []
+        if bias:
+            pairs["gradient of the columns' bias"] = (columns.bias.grad, part_of(up.bias.grad, 0))
+            pairs["gradient of the bias that all have"] = (rows.bias.grad, down.bias.grad)
+            split.append(columns.bias)
+            copied.append(rows.bias)
+        pairs["norm of the gradient"] = (gradient_norm(split, copied), everything.norm())
+        for name, (ours, alone) in pairs.items():
+            off = (ours - alone).abs().max().item()
+            assert off < 1e-12, f"rank {rank}, biases {bias}: {name} differs by {off:.1e}"
         if rank == 0:
-            held = sum(p.numel() for p in parts.parameters())
+            held = sum(p.numel() for p in (*columns.parameters(), *rows.parameters()))
             print(f"each of {ranks} ranks holds {held:,} of {everything.numel():,} parameters")
-            print(f"with and without overlap equal to one process: {', '.join(pairs)}")
+            print(f"equal to one process: {', '.join(pairs)}")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -6,7 +6,7 @@ Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before setup(): imported later, the exit may abort (lesson 08)
+import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -105,7 +105,7 @@ def split_block(width: int, heads: int, mesh: DeviceMesh, values: dict) -> Block
 
 def train(block: Block, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One step of training, of a whole block or of a split one. Returns output and norm of the gradient."""
-    optimizer = torch.optim.SGD(block.parameters(), lr=0.1, foreach=True)  # the default on GPUs
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1, foreach=True)  # as on GPUs
     y = block(x)
     y.square().sum().backward()
     norm = nn.utils.clip_grad_norm_(block.parameters(), max_norm=1.0)

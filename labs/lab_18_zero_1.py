@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
+import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 from torch import nn
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
@@ -20,8 +20,8 @@ class Zero1(torch.optim.Optimizer):
     Args:
         params: as for any optimizer, parameters or parameter groups, all of one dtype on one device. Their
             values become those of the group's rank 0. Buffers, as of batch norm, are not its business.
-        build: makes an optimizer for the parameter groups that it is given. It must treat each number by
-            itself, as Adam and SGD do. A parameter that no rank used gets zeros as its gradient, not None.
+        build: makes an optimizer for the parameter groups that it is given. It must be element-wise,
+            as Adam and SGD are. A parameter that no rank used gets zeros as its gradient, not None.
 
     ``flat``, (N * length,), holds the trainable parameters one behind the other, then zeros up to a multiple
     of N. ``gradient`` has the same layout. Parameters and their gradients become views of the two. ``part``,
@@ -73,7 +73,7 @@ class Zero1(torch.optim.Optimizer):
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def ranges_in_part(self, sizes: list[int]) -> list[slice]:
-        """Where the numbers of each parameter group lie in this rank's part; maybe nowhere."""
+        """The range of each parameter group in this rank's part; maybe empty."""
         begin = self.rank * len(self.part)
         ranges = []
         start = 0
@@ -92,6 +92,8 @@ class Zero1(torch.optim.Optimizer):
     def step(self) -> None:
         if self.shards[0].grad is None:  # not clipped
             self.average()
+        elif self.gradient._version != self.averaged:
+            raise RuntimeError("a backward pass came after clip_grad_norm_: clip right before step()")
         self.optimizer.step()
         for shard in self.shards:
             shard.grad = None
@@ -121,6 +123,7 @@ class Zero1(torch.optim.Optimizer):
             elif p.grad.data_ptr() != place.data_ptr():  # after model.zero_grad() autograd made a new one
                 place.copy_(p.grad)
             p.grad = place
+        self.averaged = self.gradient._version  # counts what changes it
         mean = self.average_gradient()
         for shard, own in zip(self.shards, self.ranges, strict=True):
             shard.grad = mean[own]

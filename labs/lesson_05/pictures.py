@@ -24,7 +24,7 @@ def bytes_sent(busiest: dict[str, dict[int, float]]) -> None:
         axis.plot(list(points), counted, linestyle="", markersize=size, color=colour, label=way)
     curves = {
         "gather and broadcast,\nwhole-tensor ring": (9.3, 7.6),
-        "recursive doubling": (21, 4.9),
+        "recursive doubling": (22, 3.7),
         "ring, halving and doubling": (12, 2.15),
     }
     for ways, place in curves.items():

@@ -28,7 +28,7 @@ FAULTS: list[Fault] = [
         lab="15_idle",
         old="places = [0] * cut + [1] * (cfg.layers - cut)",
         new="places = [0] * cfg.layers",
-        told="micro-batches: the devices were to work at once at times",
+        told="micro-batches: the devices should have worked at once",
         ranks=0,
     ),
     Fault(

@@ -126,6 +126,12 @@ def both_at_work(spans: list[Span]) -> float:
     return busy_together(spans, (0, COMPUTE), (1, COMPUTE))
 
 
+def idle_of(device: int, spans: list[Span]) -> float:
+    """The share of the step in which one device has nothing to do."""
+    busy = sum(span.end - span.start for span in spans if span.device == device)
+    return 1 - busy / max(span.end for span in spans)
+
+
 def main(cfg: Config) -> None:
     pieces = cfg.micro_batches
     runs = {
@@ -138,14 +144,15 @@ def main(cfg: Config) -> None:
     for number, (name, timeline) in enumerate(runs.items()):
         depends = number < 2  # the whole batch goes through one device after the other
         if depends and both_at_work(timeline.executed) > 0.0:
-            raise CourseError(f"{name}: the devices were never to work at once")
+            raise CourseError(f"{name}: the devices should never have worked at once")
         if not depends and both_at_work(timeline.ideal) == 0.0:
-            raise CourseError(f"{name}: the devices were to work at once at times")
+            raise CourseError(f"{name}: the devices should have worked at once at times")
         idle = bubble(timeline.ideal, 2)
         if abs(idle - expected[name]) > 1e-9:
             raise CourseError(f"{name}: idle is {idle:.1%} of the time, expected {expected[name]:.1%}")
         together = "never both at work" if depends else "both at work at times"
-        print(f"{name}: {together}; idle by dependencies alone {idle:.1%}")
+        own = ", ".join(f"device {device} {idle_of(device, timeline.ideal):.0%}" for device in (0, 1))
+        print(f"{name}: {together}; idle on average {idle:.1%} ({own})")
         lines[name] = [[s.device, s.what, s.start, s.end] for s in timeline.ideal]
     record_results("15_idle", {"lines": lines})
 

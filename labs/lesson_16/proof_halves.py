@@ -12,11 +12,9 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.runtime.errors import CourseError
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import Block, GPTConfig
 from shared.training.storages import StorageRecorder
@@ -58,7 +56,7 @@ def where_parameters_enter(
 
 @dataclass(eq=False)
 class Saved:
-    """A box for a tensor that autograd keeps for backward. It can be emptied while the graph is there."""
+    """A buffer for a tensor that autograd keeps for backward. It can be emptied while the graph is there."""
 
     tensor: torch.Tensor | None
     needed: bool = False
@@ -175,56 +173,36 @@ class Config:
     rows: int = 2  # of a micro-batch
 
 
-def middle_stage(cfg: GPTConfig, recompute: bool = False) -> Stage:
-    return Stage({str(i): Block(cfg) for i in range(cfg.layers)}, recompute=recompute)
+def middle_stage(cfg: GPTConfig) -> Stage:
+    return Stage({str(i): Block(cfg) for i in range(cfg.layers)})
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators of torch that do more than look at a tensor in another shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if not operation.is_view and operation is not torch.ops.aten._unsafe_view.default:
-            self.count += 1
-        return operation(*args, **(kwargs or {}))
-
-
-def work_of(rows: int, cfg: Config) -> dict[str, tuple[int, int]]:
-    """{kind of action: its FLOPs and operators} for a stage in the middle."""
+def costs(cfg: Config) -> dict[str, float]:
+    """FLOPs of each kind of action, in forward passes, for a stage in the middle."""
     work = {}
 
     def measured(kind: str, action: Callable) -> Any:
-        with FlopCounterMode(display=False) as flops, Operators() as operators:
+        with FlopCounterMode(display=False) as flops:
             result = action()
-        work[kind] = (flops.get_total_flops(), operators.count)
+        work[kind] = flops.get_total_flops()
         return result
 
     stage = middle_stage(cfg.gpt)
-    x = torch.randn(rows, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
+    x = torch.randn(cfg.rows, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
     y = measured("F", partial(stage, x))
     gradient = torch.randn_like(y)
     measured("B", partial(y.backward, gradient))
     y = stage(x)
     _, halves = measured("I", partial(input_half, y, x, list(stage.parameters()), gradient))
-    stage.zero_grad()
     measured("W", partial(weight_half, halves))
-    if work["I"][0] + work["W"][0] != work["B"][0]:
-        raise CourseError(f"I and W cost {(work['I'][0] + work['W'][0]) / work['B'][0]:.2f} of B")
-    return work
+    if work["I"] + work["W"] != work["B"]:
+        raise CourseError(f"I and W cost {(work['I'] + work['W']) / work['B']:.2f} of B")
+    return {kind: flops / work["F"] for kind, flops in work.items()}
 
 
-def costs(cfg: Config) -> dict[str, float]:
-    """FLOPs of each kind of action, in forward passes."""
-    work = work_of(cfg.rows, cfg)
-    return {kind: flops / work["F"][0] for kind, (flops, _) in work.items()}
-
-
-def kept_bytes(cfg: Config, drop: bool = True, recompute: bool = False) -> dict[str, int]:
+def kept_bytes(cfg: Config, drop: bool = True) -> dict[str, int]:
     """Bytes that are alive because of one micro-batch: after F, and between I and W."""
-    stage = middle_stage(cfg.gpt, recompute)
+    stage = middle_stage(cfg.gpt)
     parameters = list(stage.parameters())
     saved: WeakSet = WeakSet()
     with StorageRecorder(parameters) as memory:
@@ -233,62 +211,24 @@ def kept_bytes(cfg: Config, drop: bool = True, recompute: bool = False) -> dict[
         with boxes_for(saved):
             y = stage(x)
         kept = {"F": memory.bytes_alive() - before}
-        if recompute:
-            return kept
         _, halves = input_half(y, x, parameters, torch.randn_like(y))
         if drop:
             drop_what_w_does_not_need(halves, saved)
         del x, y, _
         kept["I"] = memory.bytes_alive() - before
-        weight_half(halves)
     return kept
 
 
-def forward_passes_again(cfg: Config) -> dict[str, int]:
-    """How many blocks go forward once more in B, I and W when each block recomputes its activations."""
-    stage = middle_stage(cfg.gpt, recompute=True)
-    x = torch.randn(cfg.rows, cfg.gpt.context, cfg.gpt.width, dtype=cfg.gpt.dtype, requires_grad=True)
-    calls: list[nn.Module] = []  # blocks, each time that one goes forward
-    for block in stage.blocks.values():
-        block.register_forward_pre_hook(lambda module, _: calls.append(module))
-    again = {}
-
-    def counted(kind: str, action: Callable) -> Any:
-        calls.clear()
-        result = action()
-        again[kind] = len(calls)
-        return result
-
-    y = stage(x)
-    counted("B", y.sum().backward)
-    y = stage(x)
-    _, halves = counted("I", partial(input_half, y, x, list(stage.parameters()), torch.ones_like(y)))
-    counted("W", partial(weight_half, halves))
-    return again
-
-
 def main(cfg: Config) -> None:
-    work = {rows: work_of(rows, cfg) for rows in (cfg.rows, cfg.rows // 2)}
     flops = ", ".join(f"{kind} {number:.2f}" for kind, number in costs(cfg).items())
     print(f"FLOPs, in forward passes: {flops}")
-    for rows, of_kinds in work.items():
-        told = ", ".join(f"{kind} {count}" for kind, (_, count) in of_kinds.items())
-        print(f"operators, with {rows * cfg.gpt.context} tokens in a micro-batch: {told}")
-
     whole = kept_bytes(cfg, drop=False)
     dropped = kept_bytes(cfg)
-    shares = {"the whole graph": whole["I"] / whole["F"], "what W needs": dropped["I"] / dropped["F"]}
-    print(f"one micro-batch keeps {whole['F']} bytes from F on")
-    for what, share in shares.items():
-        print(f"    between I and W, if I leaves {what}: {share:.0%}")
+    print(f"one micro-batch keeps {whole['F']:,} bytes after F")
+    for what, kept in (("the whole graph", whole), ("what W needs", dropped)):
+        print(f"    between I and W, if I leaves {what}: {kept['I'] / kept['F']:.0%}")
     if not dropped["I"] < whole["I"]:
-        raise CourseError("I was to drop what W does not need")
-
-    recomputing = kept_bytes(cfg, recompute=True)
-    again = forward_passes_again(cfg)
-    print(f"each block recomputes: {recomputing['F']} bytes from F on")
-    print(f"    blocks that go forward again: {', '.join(f'{kind} {n}' for kind, n in again.items())}")
-    record_results("16_halves", {"kept": shares, "again": again})
+        raise CourseError("I should have dropped what W does not need")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def schedule(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]
         # solution: end
         if number + warm_up < micro_batches:
             actions.append(("F", number + warm_up))
-    # And which W are left?
+    # Which `W`s remain?
     # solution: begin
     for number in range(max(0, micro_batches - rank), micro_batches):
         actions.append(("W", number))

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from shared.training.gpt import GPT, Block, GPTConfig
 
@@ -22,7 +21,6 @@ class Stage(nn.Module):
         positions: nn.Module | None = None,
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
-        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleDict(blocks)
@@ -30,7 +28,6 @@ class Stage(nn.Module):
         self.positions = positions
         self.norm = norm
         self.head = head
-        self.recompute = recompute
 
     @property
     def last(self) -> bool:
@@ -40,7 +37,7 @@ class Stage(nn.Module):
         if self.positions is not None:
             x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks.values():
-            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+            x = block(x)
         return self.head(self.norm(x)) if self.last else x
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from shared.runtime.errors import CourseError
-from shared.training.schedules import Action, idle_while_at_work, order_table, simulate
+from shared.training.schedules import Action, idle_while_at_work, simulate
 from shared.training.timeline import bubble
 
 
@@ -22,14 +22,6 @@ def test_the_bubble_is_that_of_the_formula():
         assert simulation.peak_live == [micro_batches] * ranks
 
 
-@pytest.mark.slow
-def test_several_stages_on_a_rank_share_its_work():
-    plan = order_table("Interleaved1F1B", 4, 8)
-    simulation = simulate(plan, 8)
-    assert bubble(simulation.spans, 4) == pytest.approx(3 / 19)
-    assert simulation.peak_live == [5.5, 4.5, 3.5, 2.5]
-
-
 def test_idle_while_at_work_is_what_lies_between_the_first_and_the_last_action():
     spans = simulate(gpipe(2, 1), 1).spans  # F on both, B on both
     assert idle_while_at_work(spans, 0) == 3.0
@@ -40,8 +32,6 @@ def test_idle_while_at_work_is_what_lies_between_the_first_and_the_last_action()
     ("of_rank_0", "of_rank_1", "told"),
     [
         ([("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)], "rank 0 never does B of micro-batch 0 in stage 0"),
-        ([("F", 0, 0), ("I", 0, 0)], [("F", 1, 0), ("B", 1, 0)], "rank 0 never does W of"),
-        ([("F", 0, 0), ("W", 0, 0)], [("F", 1, 0), ("B", 1, 0)], "rank 0 never does I of"),
         ([("F", 0, 0), ("F", 0, 0), ("B", 0, 0)], [("F", 1, 0), ("B", 1, 0)], "rank 0 does F of .* twice"),
         ([("F", 0, 0), ("B", 0, 1)], [("F", 1, 0), ("B", 1, 0)], "there is no B of micro-batch 1"),
         ([("X", 0, 0), ("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)], "there is no X of micro-batch 0"),
@@ -56,11 +46,6 @@ def test_idle_while_at_work_is_what_lies_between_the_first_and_the_last_action()
             "a B does the work of I and W already",
         ),
         ([("B", 0, 0), ("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)], "rank 0 is to do B .* before F"),
-        (
-            [("F", 0, 0), ("W", 0, 0), ("I", 0, 0)],
-            [("F", 1, 0), ("B", 1, 0)],
-            "rank 0 is to do W .* before I",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_schedule_is_said(of_rank_0: list[Action], of_rank_1: list[Action], told: str):

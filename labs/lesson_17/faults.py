@@ -61,7 +61,7 @@ FAULTS: list[Fault] = [
         lab="17_plans",
         old="heads //= mesh.size()",
         new="heads //= 1",
-        told="vocabulary, step 0: loss: differs",
+        told="TP, step 0: loss: differs",
     ),
     Fault(
         lab="17_torch",
@@ -84,9 +84,9 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="17_fused",
-        old="            saved = by_projection(saved, fused[layer], ranks)\n",
-        new="            pass\n",
-        told="qkv.weight differs",
+        old="saved = by_projection(saved, fused[layer], ranks)",
+        new="pass",
+        told="saved: qkv.weight: differs",
     ),
     Fault(
         lab="17_torch",

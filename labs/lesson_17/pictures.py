@@ -4,8 +4,6 @@ from matplotlib.patches import Rectangle
 
 from shared.runtime import figures
 
-KINDS = ("parameters", "activations and buffers")
-
 
 def split_mlp(ranks):
     """Two matrices that ``ranks`` ranks split, and what they sum on the way forward and back."""
@@ -36,25 +34,6 @@ def split_mlp(ranks):
         "cut by columns in the same way. The second matrix is cut by rows. A sum over the ranks gives a "
         "result that all ranks have. Two arrows below: forward the ranks sum at g, behind the second "
         "matrix; backward at f, before the first one.",
-    )
-
-
-def peak_memory(peaks, ranks):
-    """What rank 0 holds at the peak, from ``{way: {kind: bytes}}``."""
-    figure, axis = figures.plt.subplots(figsize=(7.6, 3.9))
-    bottom = [0.0] * len(peaks)
-    looks = (("", "white"), ("..", figures.COLOURS[4]))
-    for kind, (hatch, colour) in zip(KINDS, looks, strict=True):
-        height = [row[kind] / 1e6 for row in peaks.values()]
-        axis.bar(list(peaks), height, 0.5, bottom, color=colour, hatch=hatch, edgecolor="black", label=kind)
-        bottom = [a + b for a, b in zip(bottom, height, strict=True)]
-    axis.set_xlabel(f"{ranks} ranks, but one process alone in the first bar")
-    axis.set_ylabel("MB on rank 0 at the peak")
-    axis.legend(loc="upper right", fontsize=10)
-    figures.show(
-        figure,
-        "Three stacked bars of parameters and activations. With tensor parallelism both are much smaller "
-        "than in one process. Sequence parallelism makes the activations smaller still.",
     )
 
 

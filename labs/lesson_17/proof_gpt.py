@@ -16,7 +16,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, Block, GPTConfig
 from shared.training.one_process import Step, assert_same_training
@@ -209,12 +208,9 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         trial = Trial(gpt_config(group.world_size, cfg), group, cfg)
         alone = trial.alone()
-        results = {}
         for ranks in range(2, group.world_size + 1):
             if group.world_size % ranks == 0:
-                results[str(ranks)] = compare(ranks, trial, alone, cfg)
-                tell(ranks, results[str(ranks)], cfg)
-        record_results("17_gpt", results)
+                tell(ranks, compare(ranks, trial, alone, cfg), cfg)
 
 
 if __name__ == "__main__":

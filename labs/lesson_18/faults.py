@@ -56,12 +56,6 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="18_faults",
-        old="Silent(net.parameters()",
-        new="Zero1(net.parameters()",
-        told="nobody sends: green",
-    ),
-    Fault(
-        lab="18_faults",
         old="    optimizer.consolidate_state_dict(to=0)\n    train(ddp, optimizer, 1, group)\n",
         new="    train(ddp, optimizer, 1, group)\n    optimizer.consolidate_state_dict(to=0)\n",
         told="the state's parameters have made [2] steps",
@@ -89,7 +83,13 @@ FAULTS: list[Fault] = [
             lab="18_zero_1",
             old="if [p.data_ptr() for p in self.params] != self.addresses",
             new="if False",
-            told="Zero1 should have refused",
+            told="Zero1 should have refused a model",
+        ),
+        Fault(
+            lab="18_zero_1",
+            old="elif self.gradient._version != self.averaged:",
+            new="elif False:",
+            told="Zero1 should have refused a backward pass",
         ),
         Fault(lab="18_zero_1", old="ReduceOp.AVG", new="ReduceOp.SUM", told="ZeRO-1, SGD with momentum, 2"),
         run="18_by_hand",

@@ -235,7 +235,6 @@ def train(
         "state": bytes_of(t for t in moments if t.dim()),
         "by_rule": log.by_rule(),
         "wire": None if before is None else after - before,
-        "calls": dict(log.counts()),
     }
 
 
@@ -277,7 +276,8 @@ def check(way: str, micro_batches: int, row: dict, members: dist.ProcessGroup, c
 def tell(way: str, micro_batches: int, row: dict) -> None:
     size = row["size"]
     wire = "not known" if row["wire"] is None else f"{row['wire'] / size:.2f} S"
-    kept = f"gradients {row['gradients'] / size:.2f} S, state {row['state'] / size:.2f} S"
+    most = f" (at most {row['most'] / size:.2f})" if way == "ZeRO-2" else ""
+    kept = f"gradients {row['gradients'] / size:.2f} S{most}, state {row['state'] / size:.2f} S"
     sent = f"{row['by_rule'] / size:.2f} S by rule, {wire} over gloo"
     print_on_rank_0(f"{way:15}  {micro_batches}  {kept}, sends {sent}")
 
@@ -316,6 +316,16 @@ def in_a_script(x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> 
                 scheduler.step()
             ours.load_state_dict(copy.deepcopy(ours.state_dict()))
             assert_all_equal(what, parameters(net), parameters(alone), cfg.tolerance)
+    share = slice(group.rank, None, group.world_size)
+    backward(net, x[share], y[share])
+    ours.clip_grad_norm_(cfg.max_norm)
+    backward(net, x[share], y[share])
+    try:
+        ours.step()
+        raise CourseError("Zero1 should have refused a backward pass after clipping")
+    except RuntimeError as error:
+        print_on_rank_0(f"Zero1, after one more backward pass: {error}")
+    ours.zero_grad()
     net.float()
     try:
         ours.step()

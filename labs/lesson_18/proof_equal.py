@@ -1,4 +1,4 @@
-"""The optimizer of lab_18_torch beside the plain one after every step, and what it sends.
+"""The optimizer of lab_18_torch beside the plain one after every step, what it sends; beside it FSDP2.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_equal.py
 """
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_on_rank_0
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.run import run
 from shared.training.data import load_images
 from shared.training.models import AwkwardNet
 from shared.training.parity import assert_all_equal, assert_equal, assert_same_on_every_rank, parameters
 from shared.training.side_by_side import loss_of
 
-from lab_18_torch import wrap
+import lab_18_torch as lab
+from lab_18_torch import groups_of, wrap
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,6 @@ def build(seed: int, group: Group) -> nn.Module:
     """Tied, frozen and unused parameters, and a layer that only some ranks use."""
     torch.manual_seed(seed)
     return AwkwardNet().double().to(group.device)
-
-
-def groups_of(net: nn.Module) -> list[dict]:
-    """Two parameter groups, as is usual: biases do not decay."""
-    weights = [p for p in net.parameters() if p.dim() > 1]
-    biases = [p for p in net.parameters() if p.dim() == 1]
-    return [{"params": weights, "weight_decay": 0.01}, {"params": biases, "weight_decay": 0.0}]
 
 
 def reference(group: Group) -> nn.Module:
@@ -106,6 +101,36 @@ def broadcasts_by_default(group: Group) -> int:
     return log.counts()["broadcast"]
 
 
+def train_fsdp(group: Group) -> None:
+    """FSDP2, parameters whole from forward to backward: gradients and state are divided, as in ZeRO-2.
+
+    Raises:
+        CourseError: its losses are not those of lab_18_torch, or a rank keeps more than its part.
+    """
+    torch.manual_seed(1 + group.rank)
+    x = torch.randn(256, 32, device=group.device)
+    y = x[:, :1] * x[:, 1:2]
+    model = lab.build(group.device)
+    for layer in [*(layer for layer in model if isinstance(layer, nn.Linear)), model]:
+        fully_shard(layer, reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(groups_of(model), lr=0.01)
+    losses = lab.train(model, optimizer, x, y)
+    theirs = lab.train(*wrap(lab.build(group.device), torch.optim.AdamW, lr=0.01), x, y)
+    if max(abs(a - b) for a, b in zip(losses, theirs, strict=True)) > 1e-4:
+        raise CourseError("FSDP2: the losses are not those of ZeRO-1")
+    here = sum(p.grad.to_local().nbytes for p in model.parameters())
+    moments = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
+    state = sum(t.to_local().nbytes for t in moments)
+    whole = sum(p.nbytes for p in model.parameters())
+    parts = gather_on_rank_0((here, state))
+    if group.rank == 0:
+        if sum(here for here, _ in parts) != whole or sum(state for _, state in parts) != 2 * whole:
+            raise CourseError(f"FSDP2: the ranks keep {parts} of {whole:,} bytes")
+        told = ", ".join(f"{here:,} + {state:,}" for here, state in parts)
+        print(f"FSDP2, losses as above: gradients + state, by rank, of {whole:,} + {2 * whole:,} bytes:")
+        print(f"    {told}")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -114,6 +139,7 @@ def main(cfg: Config) -> None:
             calls = ", ".join(f"{number} x {call}" for call, number in counted.items())
             print_on_rank_0(f"{name}: equal after each of {cfg.steps} steps; a step is {calls}")
         print_on_rank_0(f"by default a step is {broadcasts_by_default(group)} x broadcast")
+        train_fsdp(group)
 
 
 if __name__ == "__main__":

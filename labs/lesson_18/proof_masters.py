@@ -14,7 +14,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images, shareable
 from shared.training.parity import assert_equal
@@ -111,8 +110,32 @@ def prove(n: int, members: dist.ProcessGroup, x, y, cfg: Config, group: Group) -
     return counted
 
 
+def check_rounding() -> None:
+    """200 steps of 0.001 from 1 in bfloat16, rounded stochastically: right on average."""
+    weights = torch.ones(1000, dtype=torch.bfloat16)
+    torch.manual_seed(18)
+    for _ in range(200):
+        bits = (weights.float() - 0.001).view(torch.int32)  # bfloat16 is the upper half of these bits
+        bits += torch.randint(1 << 16, bits.shape, dtype=torch.int32)
+        weights = (bits & -(1 << 16)).view(torch.float32).bfloat16()
+    mean = weights.float().mean().item()
+    if abs(mean - 0.8) > 0.005:
+        raise CourseError(f"rounded stochastically, the mean is {mean}")
+    print_on_rank_0(f"200 steps of 0.001 with stochastic rounding: {mean:.3f} on average")
+
+
+def check_figure() -> None:
+    """Figure 1 of the paper: gigabytes on a rank for 7.5 billion parameters on 64 GPUs."""
+    billions, n = 7.5, 64
+    bytes_of = (2 + 2 + 12, 2 + 2 + 12 / n, 2 + (2 + 12) / n, (2 + 2 + 12) / n)  # DDP, ZeRO-1, -2, -3
+    if [round(billions * size, 1) for size in bytes_of] != [120.0, 31.4, 16.6, 1.9]:
+        raise CourseError(f"the paper's figure has other numbers than {bytes_of} bytes per parameter give")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60) as group:
+        check_rounding()
+        check_figure()
         x, y = batch(load_images("digits"), 0, shareable(cfg.batch, group.world_size), group.device)
         x = x.bfloat16()
         rows = {}
@@ -126,7 +149,6 @@ def main(cfg: Config) -> None:
                 kept = f"{row['parameters and gradients']:.1f} + {row['state']:.1f}"
                 ddp = 8 * (int(n) - 1) / int(n)
                 print(f"{n} ranks: keeps {kept} bytes per parameter, sends {row['sent']:.1f}; DDP {ddp:.1f}")
-        record_results("18_masters", rows)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def evaluation_of_a_v(rank: int, cured: bool) -> str:
     "pretrained model answers nonsense",
     did="gave `ColwiseParallel` a fused layer: one matrix for query, key and value, or for gate and up",
     cause="it cuts across the projections: rank 0 gets all of the query, and half of the key",
-    cure="order its rows by rank first, [q0 k0 v0 q1 k1 v1], and undo that when saving: `lab_17_fused`; or "
+    cure="order its rows by rank first, [q0 k0 v0 q1 k1 v1], undo it when saving (lesson 17); or "
     "three layers in place of one",
     lesson="17",
 )

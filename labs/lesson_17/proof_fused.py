@@ -1,21 +1,29 @@
-"""One matrix for query, key and value, another for gate and up: torch's plan cuts them across, silently.
+"""One matrix for query, key and value, another for gate and up: a plan cuts them across, silently.
 
-Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_17_fused.py
-Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
+Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_fused.py
 """
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
-import torch.distributed.nn.functional  # before setup(): imported later, the exit may abort (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
+from shared.runtime.errors import CourseError
+from shared.runtime.group import process_group
+from shared.runtime.report import print_on_rank_0
+from shared.runtime.run import run
+from shared.training.parity import assert_equal
+
+
+@dataclass(frozen=True)
+class Config:
+    tolerance: float = 1e-12  # float64
+
 
 PLAN = {
     "qkv": ColwiseParallel(),
@@ -72,41 +80,41 @@ def train(block: FusedBlock, x: torch.Tensor) -> torch.Tensor:
     return y.detach()
 
 
-def main() -> None:
-    device = setup()
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh(device.type, (ranks,))
-    torch.manual_seed(0)  # the same block and the same batch on all ranks
-    whole = FusedBlock(heads=2 * ranks).double().to(device)
-    x = torch.randn(2, 6, whole.down.out_features, dtype=torch.float64).to(device)
-    fused = fused_layers(whole)
-    blocks = {"cut across": copy.deepcopy(whole), "cut by projection": copy.deepcopy(whole)}
-    with torch.no_grad():
-        for name, sizes in fused.items():
-            layer = blocks["cut by projection"].get_submodule(name)
-            for parameter in layer.parameters():  # the bias, too
-                parameter.copy_(by_rank(parameter, sizes, ranks))
+def main(cfg: Config) -> None:
+    with process_group(timeout_s=60, smallest=2) as group:
+        ranks = group.world_size
+        mesh = init_device_mesh(group.device.type, (ranks,))
+        torch.manual_seed(0)  # the same block and the same batch on all ranks
+        whole = FusedBlock(heads=2 * ranks).double().to(group.device)
+        x = torch.randn(2, 6, whole.down.out_features, dtype=torch.float64).to(group.device)
+        fused = fused_layers(whole)
+        blocks = {"cut across": copy.deepcopy(whole), "cut by projection": copy.deepcopy(whole)}
+        with torch.no_grad():
+            for name, sizes in fused.items():
+                for parameter in (
+                    blocks["cut by projection"].get_submodule(name).parameters()
+                ):  # the bias, too
+                    parameter.copy_(by_rank(parameter, sizes, ranks))
 
-    expected = train(whole, x)
-    for how, block in blocks.items():
-        block.sizes = [size // ranks for size in block.sizes]  # the heads of this rank
-        parallelize_module(block, mesh, PLAN)
-        off = (train(block, x) - expected).abs().max().item()
-        if dist.get_rank() == 0:
-            print(f"{how}: no error; output off by {off:.1e}, its largest element {expected.abs().max():.1f}")
-        assert (off < 1e-12) == (how == "cut by projection"), f"{how}: off by {off:.1e}"
+        expected = train(whole, x)
+        for how, block in blocks.items():
+            block.sizes = [size // ranks for size in block.sizes]  # the heads of this rank
+            parallelize_module(block, mesh, PLAN)
+            off = (train(block, x) - expected).abs().max().item()
+            print_on_rank_0(
+                f"{how}: no error; output off by {off:.1e}, up to {expected.abs().max():.1f} large"
+            )
+            if (off < cfg.tolerance) != (how == "cut by projection"):
+                raise CourseError(f"{how}: off by {off:.1e}")
 
-    for name, parameter in blocks["cut by projection"].named_parameters():
-        saved = parameter.full_tensor()
-        layer = name.split(".")[0]
-        if layer in fused:
-            saved = by_projection(saved, fused[layer], ranks)
-        assert torch.allclose(saved, whole.get_parameter(name), rtol=0, atol=1e-12), f"{name} differs"
-    if dist.get_rank() == 0:
-        print("after a step, saved by projection: every parameter equals that of one process")
-    dist.barrier()
-    dist.destroy_process_group()
+        for name, parameter in blocks["cut by projection"].named_parameters():
+            saved = parameter.full_tensor()
+            layer = name.split(".")[0]
+            if layer in fused:
+                saved = by_projection(saved, fused[layer], ranks)
+            assert_equal(f"saved: {name}", saved, whole.get_parameter(name).detach(), cfg.tolerance)
+        print_on_rank_0("after a step, saved by projection: every parameter equals that of one process")
 
 
 if __name__ == "__main__":
-    main()
+    run(main, Config())
