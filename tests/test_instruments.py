@@ -14,7 +14,6 @@ from shared.training.flops import MatmulFlops
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum, token_batch
 from shared.training.one_process import PlainSGD, Step, assert_same_training, step_of, train_steps
 from shared.training.storages import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, PeakByKind, StorageRecorder
-from shared.training.streams import Device
 from shared.training.timeline import (
     COMMUNICATE,
     COMPUTE,
@@ -375,17 +374,3 @@ def test_flops_are_those_that_torch_counts():
     with FlopCounterMode(display=False) as torchs:
         loss_of(model, 0).backward()
     assert ours.total == torchs.get_total_flops() > 0
-
-
-def test_streams_overlap_as_launched():
-    """In order within a stream, after its events, no earlier than the host launches it."""
-    device = Device()
-    first = device.launch(COMPUTE, "backward 1", 3.0)
-    sent = device.launch(COMMUNICATE, "reduce 1", 2.0, after=[first])
-    second = device.launch(COMPUTE, "backward 0", 3.0)  # beside the message
-    last = device.launch(COMMUNICATE, "reduce 0", 2.0, after=[second])
-    assert [(work.start, work.end) for work in (sent, second, last)] == [(3, 5), (3, 6), (6, 8)]
-    assert (device.length, device.communicates, device.exposed) == (8, 4, 2)
-    device.wait(last)
-    slow = device.launch(COMPUTE, "many kernels", 1.0, host_s=5.0)
-    assert (slow.start, slow.end) == (8, 13), "the host is slower than the device"
