@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PATIENCE = timedelta(seconds=30)  # without a timeout, gloo waits 30 minutes
+PATIENCE = timedelta(seconds=40)  # without a timeout, gloo waits 30 minutes
 
 
 def main() -> None:
