@@ -106,7 +106,7 @@ def labels(n: int) -> dict[int, str]:
         for place in range(n):
             names[everything[rank, place].item()] = f"{letter}{place}"
     for place, total in enumerate(everything.sum(0).tolist()):
-        names[total] = f"Σ{place}"
+        names.setdefault(total, f"Σ{place}")  # alone, a rank has its own numbers
     return names
 
 

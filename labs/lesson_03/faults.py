@@ -24,8 +24,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="03_stuck",
-        old="    dist.send(mine, right)  # returns when the right neighbour is in recv\n",
-        new="    work = dist.isend(mine, right)\n",
+        old="dist.send(mine, right, group=mail)",
+        new="work = dist.isend(mine, right, group=mail)",
         told="there was no deadlock",
     ),
     Fault(lab="03_ring", old="held += mine", new="held -= mine", told="sum of ranks 0 to 1: differs by"),
