@@ -16,24 +16,6 @@ ANSWERS = [
         told="3,4: process 3 has RANK '4', expected '3'",
     ),
     Wrong(
-        what="The local rank from the rank, as on equal nodes.",
-        old="str(local_rank)",
-        new="str(len(processes) % size)",
-        told="3,4: process 3 has LOCAL_RANK '3', expected '0'",
-    ),
-    Wrong(
-        what="The size of the first node times the number of nodes.",
-        old="str(sum(sizes))",
-        new="str(sizes[0] * len(sizes))",
-        told="3,4: process 0 has WORLD_SIZE '6', expected '7'",
-    ),
-    Wrong(
-        what="Each host waits for itself.",
-        old="hosts[0]",
-        new="host",
-        told="3,4: process 3 has MASTER_ADDR 'node08', expected 'node07'",
-    ),
-    Wrong(
         what="Does not know what (x2) means.",
         old=("int(times or 1)", "strict=True"),
         new=("1", "strict=False"),
@@ -44,12 +26,6 @@ ANSWERS = [
         old="str(local_rank)",
         new="local_rank",
         told="3,4: LOCAL_RANK is 0, of type int; variables are strings",
-    ),
-    Wrong(
-        what="torchrun's default port for every job.",
-        old=PORT,
-        new="port = 29500",
-        told="jobs 4711 and 4712 both get the port 29500: on one node they would meet",
     ),
     Wrong(
         what="Two ports by turns: the next job has another one, the one after it the same.",
@@ -74,12 +50,6 @@ ANSWERS = [
         old="str(port)",
         new="str(port + len(processes))",
         told="the processes of job 4711 get 7 different ports",
-    ),
-    Wrong(
-        what="Leaves the port to torch, which has no default for it.",
-        old='                "MASTER_PORT": str(port),\n',
-        new="",
-        told="job 4711 gets the port None, expected a number from 1024 to 65535",
     ),
     Right(
         what="A list for each process in place of a tuple.",
