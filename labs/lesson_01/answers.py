@@ -1,8 +1,7 @@
 """Answers to exercise 01."""
 
-from tests.planted import Right, Wrong, solved
+from tests.planted import Right, Wrong
 
-PROCESSES_OF = solved("01_ranks", "processes_of")
 PORT = 'port = 20000 + int(slurm["SLURM_JOB_ID"]) % 9000'
 
 ANSWERS = [
@@ -55,25 +54,5 @@ ANSWERS = [
         what="A list for each process in place of a tuple.",
         old="return processes",
         new="return [list(process) for process in processes]",
-    ),
-    Right(
-        what="Reads the sizes by a pattern, and adds what nobody asked for.",
-        old=PROCESSES_OF,
-        new="""
-        processes = []
-        sizes = []
-        for size, times in re.findall(r"(\\d+)(?:\\(x(\\d+)\\))?", slurm["SLURM_TASKS_PER_NODE"]):
-            sizes.extend(int(times or 1) * [int(size)])
-        for node, host in enumerate(hosts):
-            offset = sum(sizes[:node])
-            for rank in range(offset, offset + sizes[node]):
-                numbers = {"RANK": rank, "LOCAL_RANK": rank - offset, "WORLD_SIZE": sum(sizes)}
-                numbers["LOCAL_WORLD_SIZE"] = sizes[node]
-                numbers["MASTER_PORT"] = 1024 + int(slurm["SLURM_JOB_ID"]) % 64000
-                texts = {name: str(number) for name, number in numbers.items()}
-                processes.append((host, {**texts, "MASTER_ADDR": hosts[0]}))
-        return processes
-        """,
-        below="import re",
     ),
 ]
