@@ -12,6 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# For gloo. torch's first optimizer imports this module, whose functions keep the group that exists by then:
+# its threads would outlive it, and the exit may abort with code -6 (lesson 08). No group exists yet.
+import torch.distributed.nn.functional
+
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 NO_GPU = "none"
 
@@ -30,7 +34,9 @@ def setup(timeout: timedelta | None = None) -> torch.device:
     limit = {} if timeout is None else {"timeout": timeout}
     store, rank, world_size = next(dist.rendezvous("env://", **limit))
     device, gpu = own_device()
-    gpus = count_gpus(store, rank, world_size, gpu)
+    # torchrun's store survives a restart, with more ranks or fewer: each start has keys of its own.
+    start = f"{world_size} ranks, restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    gpus = count_gpus(dist.PrefixStore(start, store), rank, world_size, gpu)
     if 0 < gpus < world_size:
         mine = f"rank {rank} on {socket.gethostname()} has {device}"
         ways = "start one rank for each GPU, or all with RANK_BY_RANK_DEVICE=cpu"

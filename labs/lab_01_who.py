@@ -37,8 +37,8 @@ def rank_by_counting(me: dict[str, int], everyone: list[dict[str, int]]) -> int:
 
 
 def main() -> None:
-    me = who_am_i()
     setup()
+    me = who_am_i()
 
     everyone: list[dict[str, int]] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, me)  # afterwards each rank holds the answers of all, by rank

@@ -19,12 +19,9 @@ TIMEOUT = timedelta(seconds=20)
 
 
 def free_port() -> int:
-    """A port that is free now. Linux gives nobody a port on which a connection has just ended (TIME_WAIT)."""
+    """A port that is free now: good enough on one machine, a race on a busy one."""
     with socket.create_server((HERE, 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection((HERE, port)):
-            server.accept()[0].close()
-    return port
+        return server.getsockname()[1]
 
 
 def check(way: str, rank: int, n: int) -> None:
@@ -55,9 +52,11 @@ def main() -> None:
     # The other ways need a port or a path that all ranks know. Rank 0 chooses, and tells the others here.
     chosen = [None, None, None]
     if rank == 0:
-        chosen = [free_port(), free_port(), tempfile.mkdtemp()]
+        # With port 0 the system picks one for the store, and nobody else can take it.
+        store = dist.TCPStore(HERE, 0, n, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        chosen = [free_port(), tempfile.mkdtemp(), store.port]
     dist.broadcast_object_list(chosen)
-    port, another_port, folder = chosen
+    port, folder, port_of_store = chosen
     leave()
     # Before torch 2.15 this variable made each rank believe that torchrun serves every port.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
@@ -73,8 +72,9 @@ def main() -> None:
     check("file://", rank, n)
     leave()
 
-    # 4. A store that we make.
-    store = dist.TCPStore(HERE, another_port, n, is_master=rank == 0, timeout=TIMEOUT)
+    # 4. A store that we make. Rank 0 has it already.
+    if rank > 0:
+        store = dist.TCPStore(HERE, port_of_store, n, timeout=TIMEOUT)
     dist.init_process_group("gloo", store=store, **me)
     check("store=", rank, n)
     if rank == 0:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 
-LETTERS = 20
+LETTERS = 5
 
 
 def to_each_rank(rank: int, n: int, device: torch.device) -> None:

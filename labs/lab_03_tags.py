@@ -13,6 +13,8 @@ WEIGHT, BIAS = 1, 2  # tags: any whole numbers that sender and receiver agree on
 def main() -> None:
     dist.init_process_group("gloo")  # on a machine with GPUs as well
     rank, n = dist.get_rank(), dist.get_world_size()
+    if n < 2:
+        raise SystemExit("one rank has no partner: --nproc-per-node=2")
     buffer = torch.empty(1)
     if rank == 0:
         weight = dist.isend(torch.tensor([1.0]), dst=1, tag=WEIGHT)

@@ -17,12 +17,13 @@ if hasattr(dist, "all_gather_single"):
 else:
     all_gather_single, reduce_scatter_single = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
-# x is a whole tensor, the same shape on every rank; a piece is 1 / n of it, where n is the number of ranks.
+# x is a whole tensor, contiguous and of one shape on every rank. A piece is 1 / n of its rows, for n ranks.
 
 
 def length_of_piece(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> int:
     n = dist.get_world_size(group)
-    assert len(x) % n == 0, f"{len(x)} numbers do not divide into {n} equal pieces"
+    assert x.dim() > 0, "a single number has no pieces: pass x[None]"
+    assert len(x) % n == 0, f"{len(x)} rows do not divide into {n} equal pieces"
     return len(x) // n
 
 
@@ -55,7 +56,7 @@ def gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
 def all_gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The pieces of all ranks, on every rank."""
-    x = piece.new_empty(dist.get_world_size(group) * len(piece))
+    x = piece.new_empty(dist.get_world_size(group) * len(piece), *piece.shape[1:])
     all_gather_single(x, piece, group=group)
     return x
 
@@ -82,7 +83,7 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of the sum."""
-    piece = x.new_empty(length_of_piece(x, group))
+    piece = x.new_empty(length_of_piece(x, group), *x.shape[1:])
     reduce_scatter_single(piece, x, group=group)
     return piece
 
@@ -105,7 +106,7 @@ def labels(n: int) -> dict[int, str]:
         for place in range(n):
             names[everything[rank, place].item()] = f"{letter}{place}"
     for place, total in enumerate(everything.sum(0).tolist()):
-        names[total] = f"Σ{place}"
+        names.setdefault(total, f"Σ{place}")  # alone, a rank has its own numbers
     return names
 
 

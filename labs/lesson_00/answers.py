@@ -18,12 +18,6 @@ ANSWERS = [
         told="that is the mean of this rank's own share",
     ),
     Wrong(
-        what="Divides the sum of all by the number of its own items.",
-        old="total / items",
-        new="total / len(mine)",
-        told="the mean of 1797 items is 1077301.7, but this rank found 3231905.0",
-    ),
-    Wrong(
         what="Every rank reads all items: the mean is right, and nothing is shared.",
         old=("[rank::world_size]", "    dist.all_reduce(total)\n"),
         new=("", ""),

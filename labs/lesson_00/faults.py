@@ -11,8 +11,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="00_digits",
-        old="dist.all_reduce(together)",
-        new="dist.broadcast(together, src=0)",
+        old="dist.all_reduce(weight.grad)",
+        new="dist.broadcast(weight.grad, src=0)",
         told="from what one process finds",
     ),
     Fault(
@@ -23,8 +23,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="00_digits",
-        old="own = summed_gradient(my_images, my_labels)",
-        new="own = summed_gradient(images, labels) * len(my_images) / count",
+        old="own = weight.grad / len(my_images)",
+        new="own = after_backward(images, labels).grad / images_of_all",
         told="without all_reduce a rank has the gradient of all images",
     ),
     Fault(
@@ -32,5 +32,12 @@ FAULTS: list[Fault] = [
         old="dist.get_rank() == 1:",
         new="dist.get_rank() == 3:",
         told="no rank failed before it",
+    ),
+    Fault(
+        lab="00_left_over",
+        old="torchrun.kill()",
+        new="torchrun.terminate()",
+        told="torchrun was killed, and 0 of 2 ranks are left",
+        ranks=0,
     ),
 ]

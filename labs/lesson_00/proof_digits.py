@@ -25,51 +25,50 @@ class Config:
     tolerance: float = 1e-12  # float64
 
 
-def summed_gradient(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The gradient of the images' losses, added up, for a linear model that begins with zeros.
+def after_backward(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The weights of a linear model, zeros, float64 (10, 64), a row for each digit; with their gradient.
+
+    The gradient is that of the images' losses, added up.
 
     Args:
         images: float64 (n, 1, 8, 8).
         labels: int64 (n,), digits 0 to 9.
-
-    Returns:
-        float64 (10, 64): a row for each digit.
     """
     weight = torch.zeros(10, 64, dtype=images.dtype, device=images.device, requires_grad=True)
     scores = images.flatten(1) @ weight.T
     loss = F.cross_entropy(scores, labels, reduction="sum")
     loss.backward()
-    return weight.grad
+    return weight
 
 
 def main(cfg: Config) -> None:
     with process_group() as group:
         data = load_images("digits")
-        count = cfg.images_per_rank * group.world_size
-        images = data.train_x[:count].double().to(group.device)
-        labels = data.train_y[:count].to(group.device)
+        images_of_all = cfg.images_per_rank * group.world_size
+        images = data.train_x[:images_of_all].double().to(group.device)
+        labels = data.train_y[:images_of_all].to(group.device)
 
         my_images = share_of(images, group.rank, group.world_size)
         my_labels = share_of(labels, group.rank, group.world_size)
-        own = summed_gradient(my_images, my_labels)
-        together = own.clone()
-        dist.all_reduce(together)
-        own /= len(my_images)
-        together /= count
+        weight = after_backward(my_images, my_labels)
+        own = weight.grad / len(my_images)
+        dist.all_reduce(weight.grad)  # the sum over the ranks
+        weight.grad /= images_of_all
+        together = weight.grad
         print_in_rank_order(
             f"digits {my_labels.tolist()}: gradient of norm {own.norm():.4f}, together {together.norm():.4f}"
         )
 
-        alone = summed_gradient(images, labels) / count
+        alone = after_backward(images, labels).grad / images_of_all
         error = (together - alone).abs().max().item()
         if error > cfg.tolerance:
             raise ParityError(f"the gradient is off by {error:.1e} from what one process finds")
-        print_on_rank_0(f"One process finds the same on all {count} images.")
+        print_on_rank_0(f"One process finds the same on all {images_of_all} images.")
 
         # Without the share every rank computes on all images.
-        not_shared = summed_gradient(images, labels)
+        not_shared = after_backward(images, labels).grad
         dist.all_reduce(not_shared)
-        not_shared /= count
+        not_shared /= images_of_all
         factor = (not_shared / alone)[alone != 0]
         if (factor - group.world_size).abs().max() > cfg.tolerance * group.world_size:
             raise ParityError(f"without the share the gradient is {factor.mean():.3f} times as large")

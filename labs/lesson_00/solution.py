@@ -10,8 +10,8 @@ def mean_of_all(read: Callable[[Sequence[int]], torch.Tensor], items: int) -> to
     """Return the mean of items 0 .. items - 1, the same on every rank.
 
     Each rank runs this function, and the group is there already. ``read`` takes the numbers of some items
-    and returns their values, float64 (n,). All ranks together read each item exactly once, and no rank reads
-    two more than another. There may be fewer items than ranks.
+    and returns their values, float64 (n,). All ranks together read each item exactly once, and their
+    shares differ by at most one. There may be fewer items than ranks.
     """
     # solution: begin
     rank = dist.get_rank()

@@ -1,8 +1,7 @@
 """Answers to exercise 01."""
 
-from tests.planted import Right, Wrong, solved
+from tests.planted import Right, Wrong
 
-PROCESSES_OF = solved("01_ranks", "processes_of")
 PORT = 'port = 20000 + int(slurm["SLURM_JOB_ID"]) % 9000'
 
 ANSWERS = [
@@ -16,24 +15,6 @@ ANSWERS = [
         told="3,4: process 3 has RANK '4', expected '3'",
     ),
     Wrong(
-        what="The local rank from the rank, as on equal nodes.",
-        old="str(local_rank)",
-        new="str(len(processes) % size)",
-        told="3,4: process 3 has LOCAL_RANK '3', expected '0'",
-    ),
-    Wrong(
-        what="The size of the first node times the number of nodes.",
-        old="str(sum(sizes))",
-        new="str(sizes[0] * len(sizes))",
-        told="3,4: process 0 has WORLD_SIZE '6', expected '7'",
-    ),
-    Wrong(
-        what="Each host waits for itself.",
-        old="hosts[0]",
-        new="host",
-        told="3,4: process 3 has MASTER_ADDR 'node08', expected 'node07'",
-    ),
-    Wrong(
         what="Does not know what (x2) means.",
         old=("int(times or 1)", "strict=True"),
         new=("1", "strict=False"),
@@ -44,12 +25,6 @@ ANSWERS = [
         old="str(local_rank)",
         new="local_rank",
         told="3,4: LOCAL_RANK is 0, of type int; variables are strings",
-    ),
-    Wrong(
-        what="torchrun's default port for every job.",
-        old=PORT,
-        new="port = 29500",
-        told="jobs 4711 and 4712 both get the port 29500: on one node they would meet",
     ),
     Wrong(
         what="Two ports by turns: the next job has another one, the one after it the same.",
@@ -75,35 +50,9 @@ ANSWERS = [
         new="str(port + len(processes))",
         told="the processes of job 4711 get 7 different ports",
     ),
-    Wrong(
-        what="Leaves the port to torch, which has no default for it.",
-        old='                "MASTER_PORT": str(port),\n',
-        new="",
-        told="job 4711 gets the port None, expected a number from 1024 to 65535",
-    ),
     Right(
         what="A list for each process in place of a tuple.",
         old="return processes",
         new="return [list(process) for process in processes]",
-    ),
-    Right(
-        what="Reads the sizes by a pattern, and adds what nobody asked for.",
-        old=PROCESSES_OF,
-        new="""
-        processes = []
-        sizes = []
-        for size, times in re.findall(r"(\\d+)(?:\\(x(\\d+)\\))?", slurm["SLURM_TASKS_PER_NODE"]):
-            sizes.extend(int(times or 1) * [int(size)])
-        for node, host in enumerate(hosts):
-            offset = sum(sizes[:node])
-            for rank in range(offset, offset + sizes[node]):
-                numbers = {"RANK": rank, "LOCAL_RANK": rank - offset, "WORLD_SIZE": sum(sizes)}
-                numbers["LOCAL_WORLD_SIZE"] = sizes[node]
-                numbers["MASTER_PORT"] = 1024 + int(slurm["SLURM_JOB_ID"]) % 64000
-                texts = {name: str(number) for name, number in numbers.items()}
-                processes.append((host, {**texts, "MASTER_ADDR": hosts[0]}))
-        return processes
-        """,
-        below="import re",
     ),
 ]

@@ -4,6 +4,13 @@ from tests.planted import Fault
 
 FAULTS: list[Fault] = [
     Fault(
+        lab="01_join",
+        old="store=store, rank=rank, world_size",
+        new="store=store, rank=world_size - 1 - rank, world_size",
+        told="the group says 1",
+        run="01_who",
+    ),
+    Fault(
         lab="01_who",
         old='return offset + me["LOCAL_RANK"]',
         new="return offset",

@@ -37,7 +37,7 @@ def two_nodes(reports: list[dict]) -> None:
             if wrong != x:
                 axis.plot([x, wrong], [0.78, 0.14], color=figures.COLOURS[1], linestyle="--", marker="")
         axis.set(
-            title=f"node {'AB'[node]}, group rank {node}", xlim=(-0.5, len(here) - 0.5), ylim=(-0.45, 1.5)
+            title=f"node {'CD'[node]}, group rank {node}", xlim=(-0.5, len(here) - 0.5), ylim=(-0.45, 1.5)
         )
         axis.set(xticks=[], yticks=[0, 1], yticklabels=["device", "process"])
         axis.grid(visible=False)
@@ -46,8 +46,8 @@ def two_nodes(reports: list[dict]) -> None:
     axes[1].set_xlabel("dashed: where rank % 4 would send it")
     figures.show(
         figure,
-        "Two frames. A, group rank 0: ranks 0 to 2 with local ranks 0 to 2, each above the device of its "
-        "local rank. B, group rank 1: ranks 3 to 6 with local ranks 0 to 3, each above the device of its "
-        "local rank. In B dashed lines lead from each process to another device, the one that rank % 4 "
+        "Two frames. C, group rank 0: ranks 0 to 2 with local ranks 0 to 2, each above the device of its "
+        "local rank. D, group rank 1: ranks 3 to 6 with local ranks 0 to 3, each above the device of its "
+        "local rank. In D dashed lines lead from each process to another device, the one that rank % 4 "
         "names.",
     )

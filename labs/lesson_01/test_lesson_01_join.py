@@ -2,13 +2,19 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from shared.runtime.ports import free_port
 from tests.helpers import ROOT, Done, python
 from tests.launch import warm_torchrun
+
+import lab_01_join
 
 ROOM = Path(__file__).parent
 CPU = "cpu, gloo bound to None"
@@ -62,3 +68,23 @@ def test_without_a_launcher_one_line_says_what_to_do():
     (line,) = done.stdout.splitlines()
     assert line.startswith("start me with torchrun: torchrun --standalone --nproc-per-node=2 ")
     assert "RANK, WORLD_SIZE" in line
+
+
+def test_a_start_with_more_ranks_does_not_read_the_count_of_the_one_before(monkeypatch):
+    """torchrun's store survives when a job grows: ranks 1 to 3 ask before rank 0 has counted again."""
+    store = dist.HashStore()
+    me = threading.local()
+    monkeypatch.setattr(lab_01_join, "own_device", lambda: (torch.device("cuda", me.rank), f"GPU {me.rank}"))
+    monkeypatch.setattr(dist, "rendezvous", lambda *args, **limit: iter([(store, me.rank, me.ranks)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **others: None)
+    for name in lab_01_join.NEEDED:
+        monkeypatch.setenv(name, "0")
+
+    def join(rank: int, ranks: int) -> str:
+        me.rank, me.ranks = rank, ranks
+        return str(lab_01_join.setup())
+
+    with ThreadPoolExecutor() as pool:
+        for ranks in (2, 4):
+            joined = [pool.submit(join, rank, ranks) for rank in reversed(range(ranks))]  # rank 0 is last
+            assert [place.result(10) for place in joined] == [f"cuda:{r}" for r in reversed(range(ranks))]

@@ -25,19 +25,6 @@ ANSWERS = [
         told="the error names gus, who came",
     ),
     Wrong(
-        what="store.add returns 1 to the first.",
-        old=(SET, RETURN),
-        new=(
-            """
-            rank = store.add("arrived", 1)
-            store.set(f"{rank}", address)
-            store.set(me, "here")
-            """,
-            'return rank, [store.get(f"{r}").decode() for r in range(1, len(names) + 1)]',
-        ),
-        told="3 processes took the ranks [1, 2, 3], expected [0, 1, 2]",
-    ),
-    Wrong(
         what="Takes those who are there.",
         old=(WAIT, "in by_rank]"),
         new=("", "in by_rank if store.check([name])]"),
@@ -48,21 +35,6 @@ ANSWERS = [
         old=".decode()",
         new="",
         told="is a bytes, expected a str",
-    ),
-    Wrong(
-        what="Takes the first rank that is free; but another process may look in between.",
-        old=(SET, RETURN),
-        new=(
-            """
-            rank = 0
-            while store.check([f"{rank}"]):
-                rank += 1
-            store.set(f"{rank}", address)
-            store.set(me, "here")
-            """,
-            'return rank, [store.get(f"{r}").decode() for r in range(len(names))]',
-        ),
-        told="all came, but meet raised DistStoreError",
     ),
     Wrong(
         what="Ranks by arrival, addresses by name.",
@@ -87,21 +59,6 @@ ANSWERS = [
                 raise TimeoutError(f"{name} is missing") from None
         """,
         told="did not come, but the error does not say so",
-    ),
-    Wrong(
-        what="Gives each name the whole timeout; the twelve absent ones take twelve timeouts.",
-        old=WAIT,
-        new="""
-        missing = []
-        for name in names:
-            try:
-                store.wait([name], timeout)
-            except dist.DistStoreError:
-                missing.append(name)
-        if missing:
-            raise TimeoutError(", ".join(missing))
-        """,
-        told="after 5 s meet was still waiting",
     ),
     Wrong(
         what="Gives each name the whole timeout, and asks who is missing at the first that does not come.",
@@ -140,12 +97,6 @@ ANSWERS = [
         old=WAIT,
         new="store.wait(names, timeout)",
         told="12 did not come, and meet raised DistStoreError; expected is TimeoutError",
-    ),
-    Wrong(
-        what="Ignores the timeout: get waits as well, but as long as the store likes.",
-        old=WAIT,
-        new="",
-        told="waiting; its timeout was 3 s",
     ),
     Wrong(
         what="Reads the next free rank, then writes the one after it; another process may read in between.",

@@ -90,12 +90,6 @@ ANSWERS = [
         told="line 32: incoming = outgoing.new_empty(int(length_there))",
     ),
     Wrong(
-        what="Keeps the handles, and does not wait for the numbers.",
-        old="swap(outgoing, right, incoming, left)",
-        new="exchange.handles = [dist.isend(outgoing, right), dist.irecv(incoming, left)]",
-        told="the result is not what rank",
-    ),
-    Wrong(
         what="Waits for what comes, not for what goes.",
         old="""
         for work in dist.batch_isend_irecv(operations):

@@ -22,6 +22,12 @@ FAULTS: list[Fault] = [
         new="mine = torch.full((3,), float(right)",
         told="assert buffer.tolist() == [left, left, left]",
     ),
+    Fault(
+        lab="03_stuck",
+        old="dist.send(mine, right, group=mail)",
+        new="work = dist.isend(mine, right, group=mail)",
+        told="there was no deadlock",
+    ),
     Fault(lab="03_ring", old="held += mine", new="held -= mine", told="sum of ranks 0 to 1: differs by"),
     Fault(
         lab="03_in_flight",

@@ -57,12 +57,6 @@ ANSWERS = [
         told="IndexError: list index out of range",
     ),
     Wrong(
-        what="The boxes are of float64, whatever the piece is.",
-        old="[torch.empty_like(piece) for _ in range(n)]",
-        new="[torch.empty(len(piece), dtype=torch.float64) for _ in range(n)]",
-        told="the result is of torch.float64, the pieces are of torch.int32",
-    ),
-    Wrong(
         what="n - 2 steps: the piece of the right neighbour never arrives.",
         old="range(n - 1",
         new="range(n - 2",

@@ -10,6 +10,19 @@ FAULTS: list[Fault] = [
         told="all_reduce leaves [20, 21]",
     ),
     Fault(
+        lab="04_collectives",
+        old="return torch.cat(pieces)",
+        new="return torch.cat(pieces).flatten()",
+        told="gather of a matrix leaves",
+        run="04_before_after",
+    ),
+    Fault(
+        lab="04_before_after",
+        old='words_before("all_gather_object", r, n)[0]',
+        new='words_before("all_gather_object", 0, n)[0]',
+        told="scatter_object_list leaves ['bb'] here, one process computes",
+    ),
+    Fault(
         lab="04_before_after",
         old="    dist.barrier()\n    after",
         new="    after",

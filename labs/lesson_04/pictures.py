@@ -1,31 +1,8 @@
-"""The pictures of lesson 04, drawn on paper or from what its proofs recorded."""
+"""The picture of lesson 04."""
 
 from shared.runtime import figures
 
 DARK = figures.plt.get_cmap("YlGnBu")  # from light to dark, so that it reads in grey as well
-
-
-def on_paper(n: int) -> list[dict]:
-    """{collective: what a rank holds before and after it} of each of ``n`` ranks, computed with lists."""
-    held = [[f"{letter}{place}" for place in range(n)] for letter in "ABCDEFGH"[:n]]
-    columns = [list(column) for column in zip(*held, strict=True)]
-    sums = [f"Σ{place}" for place in range(n)]
-    nothing: list[list] = [[] for _ in range(n - 1)]
-    undefined: list[list] = [[None] * n for _ in range(n - 1)]
-    moments = {
-        "broadcast": (held, [held[0]] * n),
-        "scatter": ([held[0], *nothing], [[piece] for piece in held[0]]),
-        "gather": ([row[:1] for row in held], [columns[0], *nothing]),
-        "all_gather": ([row[:1] for row in held], [columns[0]] * n),
-        "all_to_all": (held, columns),
-        "reduce": (held, [sums, *undefined]),
-        "all_reduce": (held, [sums] * n),
-        "reduce_scatter": (held, [[total] for total in sums]),
-    }
-    return [
-        {name: {"before": before[rank], "after": after[rank]} for name, (before, after) in moments.items()}
-        for rank in range(n)
-    ]
 
 
 def before_and_after(ranks: list[dict], names: list[str]) -> None:
@@ -36,29 +13,12 @@ def before_and_after(ranks: list[dict], names: list[str]) -> None:
     figure, axes = figures.plt.subplots(lines, 2 * columns, figsize=size, squeeze=False)
     panels = iter(axes.flat)
     for name in names:
-        gap = "\n" if len(name) > 14 else " "
-        for moment, title in (("before", "before"), ("after", f"after{gap}{name}")):
+        for moment, title in (("before", "before"), ("after", f"after {name}")):
             axis = next(panels)
             _squares(axis, [rank[name][moment] for rank in ranks], title)
             if moment == "before":
                 axis.set_ylabel("rank")
     figures.show(figure, f"Eight collectives on {world_size} ranks, each before and after.")
-
-
-def mispaired(paired: list[dict]) -> None:
-    """The sums of weight and bias on each rank, as they should be and as they are."""
-    figure, axes = figures.plt.subplots(1, 2, figsize=(6.4, 0.8 + 0.55 * len(paired)), sharey=True)
-    titles = {"right": "as it should be", "got": "as it is"}
-    for axis, (key, title) in zip(axes, titles.items(), strict=True):
-        rows = [[int(rank[key][name]) for name in ("weight", "bias")] for rank in paired]
-        figures.number_grid(axis, rows, title, max(map(max, rows)))
-        axis.set(xticks=(0, 1), xticklabels=("weight", "bias"), aspect="auto")
-    axes[0].set_ylabel("rank")
-    figures.show(
-        figure,
-        "Sums of weight and bias per rank. Left, as it should be, all rows are equal. Right, as it is, every "
-        "number is wrong, and those of rank 0 are swapped compared with the other ranks.",
-    )
 
 
 def _squares(axis, rows, title):
@@ -76,8 +36,7 @@ def _squares(axis, rows, title):
             if held is None:
                 axis.text(x, y, "?", bbox={"facecolor": "white", "linewidth": 0, "pad": 1}, **look)
             else:
-                text = held if len(str(held)) < 5 else f"{held[0]}×{len(held)}"
-                axis.text(x, y, text, color="white" if _shade(held, world_size) > 0.5 else "black", **look)
+                axis.text(x, y, held, color="white" if _shade(held, world_size) > 0.5 else "black", **look)
     end = world_size - 0.4
     axis.set(title=title, xlim=(-0.6, end), ylim=(end, -0.6), xticks=[], yticks=range(world_size))
     axis.set_aspect("equal")
@@ -87,7 +46,6 @@ def _squares(axis, rows, title):
 
 def _shade(held, world_size):
     """0.1 to 0.65 by the rank that something comes from; 0.95 for a sum over all ranks."""
-    if str(held)[0] == "Σ":
+    if held[0] == "Σ":
         return 0.95
-    rank = held - 1 if isinstance(held, int) else "abcdefgh".index(held[0].lower())
-    return 0.1 + 0.55 * rank / (world_size - 1)
+    return 0.1 + 0.55 * "ABCDEFGH".index(held[0]) / (world_size - 1)

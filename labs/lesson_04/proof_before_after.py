@@ -15,22 +15,13 @@ from shared.runtime.results import record_results
 from shared.runtime.run import run
 
 from lab_04_collectives import ADDING, MOVING, brings, labels
+from lesson_04.paper import on_paper
 
 OBJECTS = ("broadcast_object_list", "scatter_object_list", "gather_object", "all_gather_object")
 
 
-def numbers_before(name: str, rank: int, n: int) -> list[int]:
-    """What a rank brings to a collective: a piece to a gather; to a scatter nothing but on rank 0."""
-    numbers = brings(rank, n).tolist()
-    if name in ("gather", "all_gather"):
-        return numbers[:1]
-    if name == "scatter" and rank > 0:
-        return []
-    return numbers
-
-
 def words_before(name: str, rank: int, n: int) -> list[str]:
-    """The same for objects. They are words that differ in length: rank 2 brings "ccc"."""
+    """What a rank brings: words that differ in length, rank 2 brings "ccc"; to a scatter only rank 0 does."""
     words = [letter * (r + 1) for r, letter in enumerate("abcdefgh"[:n])]
     if name == "scatter_object_list":
         return words if rank == 0 else []
@@ -56,68 +47,54 @@ def call_objects(name: str, mine: list[str], group: Group) -> list[str]:
     return received
 
 
-def reference(name: str, rows: list[list]) -> list[list]:
-    """What all ranks hold afterwards, by one process; ``rows[r]`` is rank r's before. None is anything."""
-    n = len(rows)
-    everything = [value for row in rows for value in row]
-    match name.removesuffix("_list").removesuffix("_object"):
-        case "broadcast":
-            return [rows[0]] * n
-        case "scatter":
-            return [[value] for value in rows[0]]
-        case "gather":
-            return [everything] + [[]] * (n - 1)
-        case "all_gather":
-            return [everything] * n
-        case "all_to_all":
-            return [list(column) for column in zip(*rows, strict=True)]
-    sums = [sum(column) for column in zip(*rows, strict=True)]
-    match name:
-        case "reduce":
-            return [sums] + [[None] * n] * (n - 1)
-        case "all_reduce":
-            return [sums] * n
-        case "reduce_scatter":
-            return [[value] for value in sums]
-    raise ValueError(name)
+def expected_words(name: str, rank: int, n: int) -> list[str]:
+    """What a rank holds afterwards, by one process."""
+    everything = [words_before("all_gather_object", r, n)[0] for r in range(n)]
+    held = {
+        "broadcast_object_list": everything[:1],
+        "scatter_object_list": everything[rank : rank + 1],
+        "gather_object": everything if rank == 0 else [],
+        "all_gather_object": everything,
+    }
+    return held[name]
 
 
 def assert_as_expected(name: str, after: list, expected: list) -> None:
     assert after == expected, f"{name} leaves {after} here, one process computes {expected}"
 
 
-def run_tensors(group: Group) -> dict[str, dict]:
-    """{collective: what this rank holds before and after it, as labels}; compared with ``reference``."""
+def run_tensors(group: Group) -> int:
+    """Compare what this rank holds after each collective with what it holds on paper; return how many.
+
+    A matrix of two equal columns must end as the vector does, twice.
+    """
     rank, n, names = group.rank, group.world_size, labels(group.world_size)
-    rows = {}
+    paper = on_paper(n)[rank]
     for collective in MOVING + ADDING:
         name = collective.__name__
-        before = [numbers_before(name, r, n) for r in range(n)]
-        mine = before[rank]
-        if not mine:
-            mine = brings(rank, n).tolist()  # in a scatter, ranks above 0 pass a tensor for its shape
-        result = collective(torch.tensor(mine, device=group.device))
-        expected = reference(name, before)[rank]
-        after = [None] * n if name == "reduce" else []
-        if result is not None:
-            after = result.tolist()
-        assert_as_expected(name, after, expected)
-        rows[name] = {
-            "before": [names[number] for number in before[rank]],
-            "after": [None if number is None else names[number] for number in after],
-        }
-    return rows
+        x = brings(rank, n).to(group.device)
+        if name in ("gather", "all_gather"):
+            x = x[:1]
+        both = torch.stack([x, x], dim=1)
+        after, both_after = collective(x), collective(both)
+        if after is None:
+            assert set(paper[name]["after"]) <= {None}, f"{name} leaves nothing here"
+            continue
+        assert_as_expected(name, [names[number] for number in after.tolist()], paper[name]["after"])
+        same = torch.equal(both_after, torch.stack([after, after], dim=1))
+        assert same, f"{name} of a matrix leaves {both_after.tolist()}, of its columns {after.tolist()}"
+    return len(paper)
 
 
 def run_objects(group: Group) -> dict[str, dict]:
-    """The same for torch's collectives for objects."""
+    """The same for torch's collectives for objects; {name: what this rank holds before and after}."""
     rank, n = group.rank, group.world_size
     rows = {}
     for name in OBJECTS:
-        before = [words_before(name, r, n) for r in range(n)]
-        after = call_objects(name, list(before[rank]), group)
-        assert_as_expected(name, after, reference(name, before)[rank])
-        rows[name] = {"before": before[rank], "after": after}
+        before = words_before(name, rank, n)
+        after = call_objects(name, list(before), group)
+        assert_as_expected(name, after, expected_words(name, rank, n))
+        rows[name] = {"before": before, "after": after}
     return rows
 
 
@@ -139,9 +116,9 @@ def run_barrier(group: Group) -> dict[str, list[int]]:
 
 def main() -> None:
     with process_group(timeout_s=20, smallest=2) as group:
-        rows = run_tensors(group) | run_objects(group) | {"barrier": run_barrier(group)}
-        example = " ".join(rows["all_to_all"]["after"])
-        print_in_rank_order(f"{len(rows)} collectives, all as in one process; all_to_all leaves {example}")
+        count = run_tensors(group)
+        rows = run_objects(group) | {"barrier": run_barrier(group)}
+        print_in_rank_order(f"{count} collectives, and {len(rows)} more: all as in one process")
         record_results("04_before_after", rows)
 
 

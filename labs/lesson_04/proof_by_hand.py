@@ -4,7 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_04/proof_by_ha
 """
 
 import os
-import pickle
 import socket
 import struct
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from shared.comm.kernel import wire_bytes
 from shared.comm.p2p import sendrecv
 from shared.comm.record import record
-from shared.runtime.group import Group, process_group
+from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -184,56 +183,6 @@ def holds(left: str, right: tuple[str, ...], pg: dist.ProcessGroup, x: torch.Ten
     return torch.equal(x, expected)
 
 
-def send_object(thing: object, to: int, group: Group) -> None:
-    """Two messages: the size, then the bytes. The receiver cannot know the size beforehand."""
-    data = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8).to(group.device)
-    dist.send(torch.tensor([len(data)], device=group.device), to)
-    dist.send(data, to)
-
-
-def receive_object(source: int, group: Group) -> object:
-    """Unpickling can run any code: receive only from ranks that you trust."""
-    size = torch.empty(1, dtype=torch.int64, device=group.device)
-    dist.recv(size, source)
-    data = torch.empty(int(size), dtype=torch.uint8, device=group.device)
-    dist.recv(data, source)
-    return pickle.loads(bytes(data.tolist()))
-
-
-def scatter_objects(things: list | None, group: Group) -> object:
-    """Rank 0's object for me. With the same object n times it is a broadcast."""
-    if group.rank > 0:
-        return receive_object(0, group)
-    for other in range(1, group.world_size):
-        send_object(things[other], other, group)
-    return things[0]
-
-
-def gather_objects(thing: object, group: Group) -> list | None:
-    """The objects of all, on rank 0; None elsewhere."""
-    if group.rank > 0:
-        send_object(thing, 0, group)
-        return None
-    return [thing] + [receive_object(other, group) for other in range(1, group.world_size)]
-
-
-def assert_objects(group: Group) -> None:
-    """Objects by hand equal those of torch."""
-    n, rank = group.world_size, group.rank
-    mine = {"rank": rank, "seen": list(range(rank))}  # their pickles differ in length
-    gathered = gather_objects(mine, group)
-    everywhere = scatter_objects([gathered] * n, group)  # gather, then broadcast
-    expected = [None] * n
-    dist.all_gather_object(expected, mine)
-    assert everywhere == expected, f"gathered by hand {everywhere}, by torch {expected}"
-
-    one_for_each = [{"for": r} for r in range(n)]
-    scattered = scatter_objects(one_for_each, group)
-    received = [None]
-    dist.scatter_object_list(received, one_for_each if rank == 0 else None, src=0)
-    assert scattered == received[0], f"scattered by hand {scattered}, by torch {received[0]}"
-
-
 def groups_of(n: int) -> list[list[int]]:
     """The first 2, 3, ... n ranks, the even and the odd ones; groups of one are left out."""
     everyone = list(range(n))
@@ -262,8 +211,6 @@ def main() -> None:
         assert not one_alone, "one all_to_all changes nothing: the comparison lets anything pass"
         for left, right in IDENTITIES:
             print_on_rank_0(f"{left:14} = {', '.join(right)}")
-        assert_objects(group)
-        print_on_rank_0("objects from single messages equal torch's")
         record_results("04_by_hand", {"whole": x.nbytes, "groups": rows})
 
 

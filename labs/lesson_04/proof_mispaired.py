@@ -4,7 +4,6 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_04/proof_mispa
 """
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,14 +15,12 @@ import torch.distributed as dist
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 
 
 @dataclass(frozen=True)
 class Config:
     timeout_s: float = 5.0  # for the groups in which something is to go wrong
-    calls: int = 100  # of which the price of DETAIL is measured
 
 
 class OrderError(CourseError):
@@ -99,17 +96,6 @@ def detail_group(cfg: Config) -> dist.ProcessGroup:
     return pg
 
 
-def price(pg: dist.ProcessGroup, cfg: Config) -> float:
-    """Milliseconds of one all-reduce of 1 KiB: the shortest of many, in which nothing else was in the way."""
-    x = torch.ones(256)
-    taken = []
-    for _ in range(cfg.calls):
-        start = time.perf_counter()
-        dist.all_reduce(x, group=pg)
-        taken.append(time.perf_counter() - start)
-    return 1000 * min(taken)
-
-
 def other_shape(group: Group, pg: dist.ProcessGroup) -> None:
     dist.all_reduce(torch.ones(2 if group.rank == 0 else 3), group=pg)
 
@@ -143,8 +129,6 @@ def main(cfg: Config) -> None:
             assert got == wrong, f"mispaired, the sums are {wrong}, not {got}"
         print_in_rank_order(f"weight {got['weight']:g}, bias {got['bias']:g}, and no error")
         print_on_rank_0(f"one process: weight {right['weight']:g}, bias {right['bias']:g}")
-        prices = {"plain_ms": price(plain, cfg), "detail_ms": price(detail_group(cfg), cfg)}
-        record_results("04_mispaired", {"right": right, "got": got, **prices})
 
         without_names = raised(calls.compare, False)
         with_names = raised(calls.compare, True)

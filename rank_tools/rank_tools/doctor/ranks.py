@@ -29,11 +29,14 @@ DEBUGGERS = re.compile(r"/(pdb|bdb|ipdb|pudb|cmd|code|getpass)(/.*)?\.py$|/IPyth
 KEYBOARD = re.compile(r"\b(input|getpass|breakpoint)\s*\(|\bstdin\b")
 STOPS = re.compile(r"\b(breakpoint|set_trace|post_mortem|embed)\s*\(")
 STARTS_A_PROCESS = ("_bootstrap", "_worker_loop")
-# The text of an error by which a rank tells that another one has gone or does not come.
+# The text of an error by which a rank tells that another one has gone or does not come: of gloo, the store,
+# nccl, and torch's watchdog of nccl. A bare "timed out" or "NCCL error" is none: it may be the cause.
 ECHO_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 ECHO = re.compile(
-    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed out|[Tt]imeout|recvValue|"
-    r"[Ff]ailed to recv|remote process exited|was aborted|[Ss]ocket|connectFullMesh|NCCL|[Ww]atchdog"
+    r"Connection (closed by peer|reset by peer|refused|was likely closed)|Broken pipe|connectFullMesh failed|"
+    r"Timed out waiting|Connect timeout|Application timeout caused pair closure|"
+    r"[Ww]ait timeout|Socket Timeout|waiting for clients|client socket has (timed out|failed to connect)|"
+    r"remote process exit(ed|ing)|communicator was aborted|Watchdog caught collective operation timeout"
 )
 
 
