@@ -102,10 +102,12 @@ def precision(group: Group, mesh: DeviceMesh, cfg: Config) -> None:
     truth = nn.utils.get_total_norm([p.grad for p in alone.parameters()])
     part = (group.world_size - 1) / group.world_size * sum(p.numel() for p in alone.parameters())
     off: dict[str, float] = {}
-    ddp = DistributedDataParallel(net(group, cfg.seed, torch.float32))
-    with record() as log:
-        backward(ddp, group, cfg)
-    print_on_rank_0(f"DDP, float32: sends {log.by_rule() / part:.1f} bytes per parameter, times (N-1)/N")
+    for short in (False, True):
+        ddp = DistributedDataParallel(net(group, cfg.seed, torch.float32))
+        with record() as log, torch.autocast(group.device.type, torch.bfloat16, enabled=short):
+            backward(ddp, group, cfg)
+        assert abs(log.by_rule() / part - 8) < 0.1, log.by_rule() / part
+    print_on_rank_0("DDP, float32, also with autocast: sends 8.0 bytes per parameter, times (N-1)/N")
     for name, (gathered, reduced, expected) in POLICIES.items():
         policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced)
         model = shard_units(net(group, cfg.seed, torch.float32), mesh, mp_policy=policy)
