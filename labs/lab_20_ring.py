@@ -5,6 +5,7 @@ Written by:  notebooks/20_context_parallel.ipynb (edit it there)
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -174,6 +175,16 @@ class Shift:
         return self.incoming
 
 
+def travelling(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
+    """In each step: whose keys and values a rank has, and they. They leave before the rank uses them."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for step in range(ranks):
+        shift = Shift(kv, group) if step < ranks - 1 else None
+        yield (rank - step) % ranks, kv
+        if shift is not None:
+            kv = shift.wait()
+
+
 class RingAttention(torch.autograd.Function):
     """Causal attention over a sequence of which each rank has a part. Liu et al., 2023, arXiv 2310.01889."""
 
@@ -183,43 +194,27 @@ class RingAttention(torch.autograd.Function):
         chunks = [chunks_of(holder, ranks, zigzag) for holder in range(ranks)]
         out = torch.zeros_like(q, dtype=accumulated(q))
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=accumulated(q))
-        kv = torch.stack([k, v])
-        for step in range(ranks):
-            last = step == ranks - 1
-            if not last:
-                shift = Shift(kv, group)  # sent while we compute with it
-            source = (rank - step) % ranks  # whose keys and values we have now
+        for source, kv in travelling(torch.stack([k, v]), group):
             forward_blocks(q, chunks[rank], kv, chunks[source], out, lse)
-            if not last:
-                kv = shift.wait()
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.group, ctx.chunks = group, chunks
+        ctx.group, ctx.rank, ctx.chunks = group, rank, chunks
         return out
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Keys and values go round once more. Their gradients follow them, and end where the keys belong."""
         q, k, v, out, lse = ctx.saved_tensors
-        group, chunks = ctx.group, ctx.chunks
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         of_q = torch.zeros_like(q, dtype=accumulated(q))
-        kv = torch.stack([k, v])
         homeward = None  # gradients of keys that belong to other ranks, each rank adds its own
-        for step in range(ranks):
-            last = step == ranks - 1
-            if not last:
-                shift = Shift(kv, group)
-            source = (rank - step) % ranks
-            of_kv = backward_blocks(gradient, q, chunks[rank], kv, chunks[source], out, lse, of_q)
-            if step == 0:
+        for source, kv in travelling(torch.stack([k, v]), ctx.group):
+            of_kv = backward_blocks(gradient, q, ctx.chunks[ctx.rank], kv, ctx.chunks[source], out, lse, of_q)
+            if source == ctx.rank:
                 of_own_kv = of_kv
             else:
                 if homeward is not None:
                     of_kv += homeward.wait()
-                homeward = Shift(of_kv, group)
-            if not last:
-                kv = shift.wait()
+                homeward = Shift(of_kv, ctx.group)
         if homeward is not None:
             of_own_kv += homeward.wait()
         of_k, of_v = of_own_kv.to(k.dtype)

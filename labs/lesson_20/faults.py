@@ -63,22 +63,16 @@ FAULTS: list[Fault] = [
     *group_of(
         Fault(
             lab="20_ring",
-            old="        kv = torch.stack([k, v])\n        homeward",
-            new="        kv = torch.stack([k, v])\n        Shift(kv, group).wait()\n        homeward",
+            old="        homeward = None  #",
+            new="        Shift(torch.stack([k, v]), ctx.group).wait()\n        homeward = None  #",
             told="ring, in order, backward: ",
         ),
         Fault(
             lab="20_ring",
-            old="                shift = Shift(kv, group)  # sent while we compute with it\n"
-            "            source = (rank - step) % ranks  # whose keys and values we have now\n"
-            "            forward_blocks(q, chunks[rank], kv, chunks[source], out, lse)\n"
-            "            if not last:\n"
-            "                kv = shift.wait()\n",
-            new="                pass\n"
-            "            source = (rank - step) % ranks  # whose keys and values we have now\n"
-            "            forward_blocks(q, chunks[rank], kv, chunks[source], out, lse)\n"
-            "            if not last:\n"
-            "                kv = Shift(kv, group).wait()\n",
+            old="        shift = Shift(kv, group) if step < ranks - 1 else None\n"
+            "        yield (rank - step) % ranks, kv\n",
+            new="        yield (rank - step) % ranks, kv\n"
+            "        shift = Shift(kv, group) if step < ranks - 1 else None\n",
             told="ring, in order: does compute send recv wait",
         ),
         run="20_ways",

@@ -88,6 +88,7 @@ def check(table: dict[str, Line], n: int) -> None:
     assert close(required["ZeRO-1"], required["DDP"]) and close(required["FSDP"] / required["DDP"], 1.5)
     assert left_over["FSDP, checkpointing"] < left_over["FSDP"] / 4
     assert close(required["FSDP, checkpointing"], required["FSDP"])
+    assert (round(left_over["TP"], 1), round(left_over["single"], 1)) == (2.6, 6.0)
     assert table["TP + SP"]["peak"] < table["TP"]["peak"] and close(required["TP + SP"], required["TP"])
     assert required["PP, 1F1B"] == min(value for value in required.values() if value)
     assert left_over["CP, ring"] < left_over["single"] / 3
