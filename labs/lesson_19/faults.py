@@ -115,8 +115,8 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="19_unit",
-            old='if any(hasattr(p, "in_unit") for p in self.params):',
-            new="if False:",
+            old='raise ValueError("a parameter',
+            new='return  # ("a parameter',
             told="a unit should have said: a parameter is in another unit",
         ),
         Fault(
