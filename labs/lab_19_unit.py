@@ -4,6 +4,8 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_19_unit.py
 Written by:  notebooks/19_fsdp.ipynb (edit it there)
 """
 
+import sys
+
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
@@ -21,19 +23,16 @@ class Unit:
         module: returns one tensor. It must not share parameters with a module outside, nor contain another
             unit. A backward pass that reaches it must use all of its trainable parameters.
         compute_dtype: of what is gathered and computed with, and of floating-point inputs, such as
-            ``torch.bfloat16``. Shards and the reduction of gradients stay in the parameters' own dtype.
+            ``torch.bfloat16``. The shard and the reduction of gradients stay in the parameters' own dtype.
             Frozen parameters are not sharded, and are cast for good.
 
-    A parameter in no unit, such as a forgotten head, is not reduced: each rank would train its own copy.
-    Outside of the forward and backward pass the module's parameters are this rank's shards: one-dimensional,
-    some maybe empty, with the mean of the gradients in ``.grad``. So build the optimizer afterwards, from
-    ``model.parameters()``; ``full()`` gathers the whole values. Within, they are views of ``unsharded``,
-    (N * length,): all of them one behind the other, then zeros up to a multiple of N. Its storage is emptied
-    and filled again, but stays the same: autograd's saved tensors point there. See arXiv 2304.11277.
+    ``shard``, (length,), is what the optimizer gets, with the mean of the gradients in ``.grad``. The
+    parameters are views of ``whole``, (N * length,): all of them one behind the other, then zeros up to a
+    multiple of N. Its storage is emptied and filled again, but stays the same: autograd's saved tensors
+    point there. ``full()`` gathers the values. See arXiv 2304.11277.
     """
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
-        self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
         self.params = [p for p in module.parameters() if p.requires_grad]
         if any(hasattr(p, "in_unit") for p in self.params):
@@ -42,25 +41,15 @@ class Unit:
         flat = self.params[0].new_zeros(numel + -numel % self.ranks)
         for p, place in zip(self.params, self.views(flat), strict=True):
             place.copy_(p.detach())
-        self.shard = flat.chunk(self.ranks)[self.rank].clone()
-        self.shards = [nn.Parameter(part) for part in self.own_parts(self.shard)]
-        for part in self.shards:
-            part.in_unit = True
-        self.compute_dtype = compute_dtype or flat.dtype
-        self.unsharded = flat.to(self.compute_dtype)
+        self.shard = nn.Parameter(flat.chunk(self.ranks)[dist.get_rank()].clone())
+        self.whole = flat.to(compute_dtype or flat.dtype)
         for p in module.parameters():
             if not p.requires_grad:
-                p.data = p.data.to(self.compute_dtype)
-        for p, place in zip(self.params, self.views(self.unsharded), strict=True):
+                p.data = p.data.to(self.whole.dtype)
+        for p, place in zip(self.params, self.views(self.whole), strict=True):
             p.data = place
             p.in_unit = True
             p.register_post_accumulate_grad_hook(self.after_gradient)
-        index_of = {p: index for index, p in enumerate(self.params)}
-        self.slots = []  # (layer, name of a parameter, which one)
-        for layer in module.modules():
-            for name, p in layer.named_parameters(recurse=False):
-                if p in index_of:
-                    self.slots.append((layer, name, index_of[p]))
         module.register_forward_pre_hook(self.before_forward)
         module.register_forward_hook(self.after_forward)
         self.reshard()
@@ -71,34 +60,17 @@ class Unit:
         parts = flat[: sum(sizes)].split(sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
-    def own_parts(self, shard: torch.Tensor) -> list[torch.Tensor]:
-        """What of each parameter is in this rank's ``shard``, maybe nothing."""
-        parts = []
-        start = -self.rank * len(shard)  # of a parameter, counted from where the shard begins
-        for p in self.params:
-            end = start + p.numel()
-            parts.append(shard[max(start, 0) : max(end, 0)])
-            start = end
-        return parts
-
-    def show(self, parameters: list[nn.Parameter]) -> None:
-        """Let the module have these as its parameters."""
-        for layer, name, index in self.slots:
-            setattr(layer, name, parameters[index])
-
     def unshard(self) -> None:
-        self.unsharded.untyped_storage().resize_(self.unsharded.nbytes)
-        dist.all_gather_into_tensor(self.unsharded, self.shard.to(self.compute_dtype))
-        self.show(self.params)
+        self.whole.untyped_storage().resize_(self.whole.nbytes)
+        dist.all_gather_into_tensor(self.whole, self.shard.detach().to(self.whole.dtype))
 
     def reshard(self) -> None:
-        self.show(self.shards)
-        self.unsharded.untyped_storage().resize_(0)
+        self.whole.untyped_storage().resize_(0)
 
     def before_forward(self, module: nn.Module, inputs: tuple) -> tuple:
         self.unshard()
         return tuple(
-            value.to(self.compute_dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+            value.to(self.whole.dtype) if torch.is_tensor(value) and value.is_floating_point() else value
             for value in inputs
         )
 
@@ -112,7 +84,7 @@ class Unit:
         Variable._execution_engine.queue_callback(self.after_backward)  # as FSDP2 does
 
     def after_backward(self) -> None:
-        if self.unsharded.untyped_storage().nbytes() > 0:
+        if self.whole.untyped_storage().nbytes() > 0:
             raise RuntimeError("after backward a unit is still whole: it did not use all of its parameters")
 
     def after_gradient(self, p: nn.Parameter) -> None:
@@ -127,34 +99,33 @@ class Unit:
             p.grad = None
         mean = torch.empty_like(self.shard)
         dist.reduce_scatter_tensor(mean, flat, op=dist.ReduceOp.AVG)
-        for shard, part in zip(self.shards, self.own_parts(mean), strict=True):
-            if shard.grad is None:
-                shard.grad = part
-            else:
-                shard.grad += part  # another backward pass since the last step
+        if self.shard.grad is None:
+            self.shard.grad = mean
+        else:
+            self.shard.grad += mean  # another backward pass since the last step
 
     def full(self) -> list[torch.Tensor]:
-        """Copies of the whole parameters, as precise as the shards. All ranks must call it."""
+        """Copies of the whole parameters, as precise as the shard. All ranks must call it."""
         flat = self.shard.new_empty(self.ranks * len(self.shard))
-        dist.all_gather_into_tensor(flat, self.shard)
+        dist.all_gather_into_tensor(flat, self.shard.detach())
         return self.views(flat)
 
 
-def main() -> None:
+def main(steps: int) -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)  # all ranks begin with the same parameters
-    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(2)]
     model = nn.Sequential(*blocks, nn.Linear(32, 1)).to(device)
     whole = sum(p.nbytes for p in model.parameters())
     units = [Unit(module, compute_dtype=torch.bfloat16) for module in model]
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # of the shards
+    optimizer = torch.optim.Adam([unit.shard for unit in units], lr=0.01)
     torch.manual_seed(rank)  # each rank has data of its own
     x = torch.randn(256, 32, device=device)
     y = x[:, :1] * x[:, 1:2]
     losses = []
-    for _ in range(50):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = F.mse_loss(model(x).float(), y)
         loss.backward()
@@ -163,18 +134,14 @@ def main() -> None:
 
     kept = sum(unit.shard.nbytes for unit in units)
     assert whole <= kept * ranks <= whole + 4 * ranks * len(units), "shards of 1/N, padded"
-    everyone = [None] * ranks
-    dist.all_gather_object(everyone, kept)
-    assert losses[-1] < 0.7 * losses[0], losses
+    assert steps < 50 or losses[-1] < 0.7 * losses[0], losses
     shape = tuple(units[-1].full()[0].shape)
     if rank == 0:
-        for r, size in enumerate(everyone):
-            print(f"[rank {r}] keeps {size:,} of {whole:,} bytes of parameters")
-        print(f"the last weight is {tuple(model[-1].weight.shape)} on rank 0, {shape} when it is whole")
+        print(f"rank 0 keeps {kept:,} of {whole:,} bytes of parameters; gathered, the last weight is {shape}")
         print(f"loss of rank 0: {losses[0]:.2f} -> {losses[-1]:.2f}")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)

@@ -48,12 +48,16 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the default is the size of its mesh
             module.set_force_sum_reduction_for_comms(True)  # gloo needs it for a factor of one's own
-    for module, following in pairwise([blocks, *blocks]):  # gather before the host waits for the counts
+    # Gather before the host waits for the counts. Backward's lists, in the other order, are left out.
+    for module, following in pairwise([blocks, *blocks]):
         module.set_modules_to_forward_prefetch([following, following.mlp.experts])
 
 
 def clip(parameters: list[nn.Parameter], largest: float) -> None:
-    """``clip_grad_norm_`` refuses two meshes. No two ranks hold the same shard, so all squares add up."""
+    """``clip_grad_norm_`` refuses two meshes. Here no two ranks hold the same shard, so all squares add up.
+
+    With HSDP or TP, divide each square by the number of its copies: lesson 22.
+    """
     shards = [p.grad.to_local() for p in parameters]
     squares = torch.stack([shard.square().sum() for shard in shards]).sum()
     dist.all_reduce(squares)

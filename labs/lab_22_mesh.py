@@ -6,7 +6,6 @@ Written by:  notebooks/22_device_mesh.ipynb (edit it there)
 
 import math
 import warnings
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -21,25 +20,21 @@ ROWS = 2  # of the batch, for each place along dp
 Sizes = dict[str, int]  # {dimension: its size}, the outermost first, as init_device_mesh takes them
 
 
+def layout(sizes: Sizes) -> torch.Tensor:
+    """The ranks as an array with a dimension for each strategy."""
+    return torch.arange(math.prod(sizes.values())).view(tuple(sizes.values()))
+
+
 def position(rank: int, sizes: Sizes) -> dict[str, int]:
-    """{dimension: index} of a rank. The innermost dimension, the last, counts fastest."""
-    indices = dict.fromkeys(sizes, 0)
-    for name in reversed(sizes):
-        indices[name] = rank % sizes[name]
-        rank //= sizes[name]
-    return indices
+    """{dimension: index} of a rank."""
+    indices = (layout(sizes) == rank).nonzero()[0].tolist()
+    return dict(zip(sizes, indices, strict=True))
 
 
-def members(rank: int, sizes: Sizes, names: Iterable[str]) -> list[int]:
-    """The ranks that have the same index as ``rank`` along each dimension but ``names``, in order."""
-    names = set(names)
-    own = position(rank, sizes)
-    ranks = []
-    for other in range(math.prod(sizes.values())):
-        its = position(other, sizes)
-        if all(its[name] == own[name] for name in sizes if name not in names):
-            ranks.append(other)
-    return ranks
+def members(rank: int, sizes: Sizes, name: str) -> list[int]:
+    """The group of ``rank`` along ``name``: that index runs, all others stay."""
+    place = position(rank, sizes) | {name: slice(None)}
+    return layout(sizes)[tuple(place.values())].tolist()
 
 
 def random_numbers(seed: int) -> list[float]:
@@ -68,19 +63,19 @@ def main() -> None:
     for name in sizes:
         assert mesh.get_local_rank(name) == place[name], "torch counts as we do"
         group = mesh.get_group(name)
-        assert dist.get_process_group_ranks(group) == members(rank, sizes, [name]), f"along {name}"
+        assert dist.get_process_group_ranks(group) == members(rank, sizes, name), f"along {name}"
         total = torch.tensor([float(rank)], device=device)
         dist.all_reduce(total, group=group)
-        assert total.item() == sum(members(rank, sizes, [name])), f"the sum along {name}"
+        assert total.item() == sum(members(rank, sizes, name)), f"the sum along {name}"
     both = mesh["dp", "tp"]._flatten("dp_tp")  # two dimensions joined into one; private, and widely used
-    assert dist.get_process_group_ranks(both.get_group()) == members(rank, sizes, ["dp", "tp"])
+    assert dist.get_process_group_ranks(both.get_group()) == list(range(ranks))
 
     batch = range(ROWS * mesh["dp"].size())
     dp = mesh.get_local_rank("dp")
     sampler = DistributedSampler(batch, num_replicas=mesh["dp"].size(), rank=dp, shuffle=False)
     mine = {
         "position": place,
-        "groups": {name: members(rank, sizes, [name]) for name in sizes},
+        "groups": {name: members(rank, sizes, name) for name in sizes},
         "rows": list(sampler),  # divided along dp, repeated along tp
         "dropout of whole activations": random_numbers(seed=dp),
         "dropout of parts of them": random_numbers(seed=both.get_local_rank()),

@@ -1,40 +1,6 @@
-"""The pictures of lesson 19, drawn from what its proofs recorded."""
+"""The picture of lesson 19, drawn from what its proof recorded."""
 
 from shared.runtime import figures
-
-
-def life_of_units(units: list[str], kinds: tuple[str, ...], moments: list[dict]) -> None:
-    """Bytes of each kind that each unit holds, over the moments of a step."""
-    figure, axes = figures.plt.subplots(len(units), sharex=True, sharey=True, figsize=(8.6, 5.2))
-    colours = ("#888888", "#cccccc", *figures.COLOURS[:2])
-    places = range(len(moments))
-    for axis, unit in zip(axes, units, strict=True):
-        bottom = [0.0] * len(moments)
-        for kind, hatch, colour in zip(kinds, ("", "xx", "", "//"), colours, strict=True):
-            height = [moment[unit][kind] / 1024 for moment in moments]
-            axis.bar(
-                places,
-                height,
-                1,
-                bottom,
-                color=colour,
-                hatch=hatch,
-                edgecolor="black",
-                linewidth=0.5,
-                label=kind,
-            )
-            bottom = [a + b for a, b in zip(bottom, height, strict=True)]
-        axis.axvline(3 * len(units) - 0.5, color="black", linewidth=1)
-        axis.set_title(unit, fontsize=11, loc="left")
-        axis.set(xticks=[], ylabel="KiB")
-    axes[-1].set_xticks([3 * len(units) / 2 - 0.5, 5 * len(units) - 0.5], ["forward", "backward"])
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=10)
-    figures.show(
-        figure,
-        "A lane for each of four units, over the moments of a step. Each always holds its shard. In the "
-        "forward pass one after the other is whole for a moment; in the backward pass in reverse order, with "
-        "a whole gradient, of which a shard stays.",
-    )
 
 
 def peaks_of_units(rows: list[dict], ddp: dict[str, dict], size: int) -> None:

@@ -1,10 +1,10 @@
-"""FSDP by hand, proved: equal to DDP and to one process after every step; what a unit holds, and refuses.
+"""FSDP by hand, proved: equal to DDP and to one process after every step; what a unit refuses.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_by_hand.py
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
 from shared.training.parity import assert_equal
@@ -33,42 +32,6 @@ class Config:
     global_batch: int = 840  # divides by every world size up to 8
     learning_rate: float = 0.2
     tolerance: float = 1e-12  # float64
-
-
-class NotedUnit(Unit):
-    """A unit that notes how many bytes its storages hold whenever something has happened to it."""
-
-    def __init__(self, name: str, module: nn.Module, life: list[dict]) -> None:
-        self.name = name
-        self.life = life
-        super().__init__(module)
-
-    def unshard(self) -> None:
-        super().unshard()
-        self.note("all-gather")
-
-    def reshard(self) -> None:
-        self.note("compute")
-        super().reshard()
-        self.note("reshard")
-
-    def reduce_gradients(self) -> None:
-        super().reduce_gradients()
-        self.note("reduce-scatter")
-
-    def note(self, moment: str) -> None:
-        sizes = {
-            "shard": held([self.shard]),
-            "its gradient": held([self.shards[0].grad]),
-            "whole": held([self.unsharded]),
-            "whole gradient": held(p.grad for p in self.params),
-        }
-        self.life.append({"unit": self.name, "moment": moment} | sizes)
-
-
-def held(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of the storages behind them."""
-    return sum(t.untyped_storage().nbytes() for t in tensors if t is not None)
 
 
 def net() -> nn.Sequential:
@@ -86,8 +49,7 @@ def compare(what: str, unit: Unit, other: nn.Module, tolerance: float) -> None:
     gradient = torch.cat([p.grad.flatten() for p in trainable])
     padding = -len(gradient) % dist.get_world_size()
     shard = F.pad(gradient, (0, padding)).chunk(dist.get_world_size())[dist.get_rank()]
-    ours = torch.cat([part.grad for part in unit.shards])
-    assert_equal(f"{what}: gradient", ours, shard[: len(ours)], tolerance)
+    assert_equal(f"{what}: gradient", unit.shard.grad, shard, tolerance)
     for p, q in zip(unit.full(), trainable, strict=True):
         assert_equal(f"{what}: parameters", p, q.detach(), tolerance)
 
@@ -139,19 +101,17 @@ def main(cfg: Config) -> None:
         alone = net().to(group.device)
         ddp = DistributedDataParallel(copy.deepcopy(alone))
         data = load_images("digits")
-        life: list[dict] = []
         names = {2: "first layer", 4: "layer used twice", 5: "third layer", 7: "last layer"}
-        units = {index: NotedUnit(name, model[index], life) for index, name in names.items()}
+        units = {index: Unit(model[index]) for index in names}
         sgd = {"lr": cfg.learning_rate, "momentum": 0.9}
         optimizers = [
-            torch.optim.SGD([p for p in model.parameters() if p.requires_grad], **sgd),
+            torch.optim.SGD([unit.shard for unit in units.values()], **sgd),
             torch.optim.SGD(ddp.parameters(), **sgd),
             torch.optim.SGD(alone.parameters(), **sgd),
         ]
         for step in range(cfg.steps):
             x, y = batch(data, step, cfg.global_batch, group.device)
             my_x, my_y = x[group.rank :: group.world_size], y[group.rank :: group.world_size]
-            life.clear()
             with record() as log:
                 F.cross_entropy(model(my_x), my_y).backward()
             assert log.counts() == {"all_gather": 2 * len(units), "reduce_scatter": len(units)}, log.counts()
@@ -160,18 +120,18 @@ def main(cfg: Config) -> None:
             for optimizer in optimizers:
                 optimizer.step()
             for index, unit in units.items():
-                compare(f"step {step}, {unit.name}, DDP", unit, ddp.module[index], cfg.tolerance)
-                compare(f"step {step}, {unit.name}, one process", unit, alone[index], cfg.tolerance)
+                compare(f"step {step}, {names[index]}, DDP", unit, ddp.module[index], cfg.tolerance)
+                compare(f"step {step}, {names[index]}, one process", unit, alone[index], cfg.tolerance)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            assert all(held([unit.unsharded]) == 0 for unit in units.values()), "a unit is still whole"
+            held = sum(unit.whole.untyped_storage().nbytes() for unit in units.values())
+            assert held == 0, "a unit is still whole"
         print_on_rank_0(f"{cfg.steps} steps equal to DDP and to one process; in each {dict(log.counts())}")
 
         what_a_unit_refuses(group.device)
         print_on_rank_0(
             "refused: a unit in a unit, one tied weight in two units, a parameter that is not used"
         )
-        record_results("19_by_hand", {"life": life})
 
 
 if __name__ == "__main__":

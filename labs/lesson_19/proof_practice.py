@@ -1,4 +1,4 @@
-"""FSDP in use: accumulation, activations, a trap, LoRA, torch.compile, other arguments, Muon.
+"""FSDP in use: accumulation, activations, torch.compile, Muon.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_19/proof_practice.py
 """
@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from shared.comm.record import record
@@ -50,10 +49,6 @@ class Net(BlockNet):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         return self.last(x)
-
-    def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """A way into the model that is not ``forward``."""
-        return self.first(x.flatten(1))
 
 
 def new_net(cfg: Config, group: Group, checkpointed: bool = False) -> Net:
@@ -184,75 +179,6 @@ def selective(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         raise CourseError(f"selective checkpointing should save memory and repeat no product: {seen}")
 
 
-def around_the_hooks(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
-    """``model.forward(x)`` calls no hooks, so nobody gathers."""
-    x, _ = own_batch(cfg, group)
-    model = shard_units(new_net(cfg, group), mesh)
-    try:
-        model.forward(x)
-    except RuntimeError as error:
-        if "mixed torch.Tensor and DTensor" not in str(error):
-            raise
-        print_on_rank_0("model.forward(x): got mixed torch.Tensor and DTensor")
-    else:
-        raise CourseError("model.forward(x) should have failed")
-    register_fsdp_forward_method(model, "embed")
-    torch.testing.assert_close(model.embed(x), new_net(cfg, group).embed(x), rtol=0, atol=cfg.tolerance)
-    print_on_rank_0("model.embed(x), registered as a forward method: equal to one process")
-
-
-class LowRank(nn.Module):
-    """LoRA: a frozen layer in ``base``, and beside it two small ones that learn, in ``adapter``."""
-
-    def __init__(self, width: int, rank: int, base: torch.dtype, adapter: torch.dtype) -> None:
-        super().__init__()
-        self.base = nn.Linear(width, width, bias=False, dtype=base).requires_grad_(False)
-        self.down = nn.Linear(width, rank, bias=False, dtype=adapter)
-        self.up = nn.Linear(rank, width, bias=False, dtype=adapter)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.base(x) + self.up(self.down(x)))
-
-
-def low_rank_net(cfg: Config, group: Group, base: torch.dtype, adapter: torch.dtype) -> nn.Sequential:
-    torch.manual_seed(cfg.seed)
-    return nn.Sequential(*[LowRank(64, 4, base, adapter) for _ in range(3)]).to(group.device)
-
-
-def lora(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
-    """Frozen weights are gathered and not reduced; a block with its adapters is one unit."""
-    x = torch.randn(8 * group.world_size, 64, generator=torch.Generator().manual_seed(0)).to(group.device)
-    mine = x[group.rank :: group.world_size]
-    double = torch.float64
-    alone = low_rank_net(cfg, group, double, double)
-    alone(x.double()).square().mean().backward()
-    model = low_rank_net(cfg, group, double, double)
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)(mine.double()).square().mean().backward()
-    gathered = [(name, p.grad.full_tensor()) for name, p in model.named_parameters() if p.grad is not None]
-    assert_all_equal("LoRA", gathered, gradients(alone), cfg.tolerance)
-
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for where in ("with their block", "as units of their own"):
-        model = low_rank_net(cfg, group, torch.bfloat16, torch.float32)
-        for block in model:
-            for adapter in (block.down, block.up) if where == "as units of their own" else ():
-                fully_shard(adapter, mesh=mesh, mp_policy=policy)
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        with record() as log:
-            model(mine).float().square().mean().backward()
-        reduced = sum(call.bytes for call in log.of("reduce_scatter"))
-        learn = [p for p in model.parameters() if p.requires_grad]
-        assert all(p.grad.dtype == torch.float32 for p in learn)
-        longest = [-(-len(p) // group.world_size) for p in learn]  # shards are padded to this many rows
-        padded = 4 * group.world_size * sum(n * p.shape[1] for n, p in zip(longest, learn, strict=True))
-        if reduced != padded:
-            raise CourseError(f"LoRA: {reduced} bytes are reduced, the adapters have {padded}")
-        print_on_rank_0(f"LoRA, adapters {where}: {len(log.calls)} calls; reduced are {reduced:,} bytes")
-
-
 def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     """The order of the script: a block checkpoints inside, is compiled, then becomes a unit."""
     torch.manual_seed(cfg.seed)
@@ -273,26 +199,6 @@ def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     if graphs < 1:
         raise CourseError("nothing was compiled")
     print_on_rank_0(f"torch.compile, then fully_shard: {graphs} graph for all blocks, equal to one process")
-
-
-def other_arguments(mesh: DeviceMesh, group: Group) -> None:
-    """A parameter that no unit takes, and one that is cut along its columns."""
-    layer = nn.Linear(8, 4, device=group.device)
-    fully_shard(
-        layer,
-        mesh=mesh,
-        ignored_params={layer.bias},
-        shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None,
-    )
-    own = torch.full((2, 8), float(group.rank), device=group.device)
-    layer(own).sum().backward()
-    shape = tuple(layer.weight.to_local().shape)
-    assert shape == (4, -(-8 // group.world_size)) or group.world_size > 4, shape
-    assert not isinstance(layer.bias, DTensor)
-    print_on_rank_0(
-        f"shard_placement_fn: of {tuple(layer.weight.shape)} rank 0 has {shape}; "
-        "ignored_params: the bias is a plain tensor, whose gradient nobody reduces"
-    )
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
@@ -331,10 +237,7 @@ def main(cfg: Config) -> None:
         accumulation(mesh, group, cfg)
         activations(mesh, group, cfg)
         selective(mesh, group, cfg)
-        around_the_hooks(mesh, group, cfg)
-        lora(mesh, group, cfg)
         compiled(mesh, group, cfg)
-        other_arguments(mesh, group)
         muon(mesh, group, cfg)
 
 

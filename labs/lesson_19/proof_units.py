@@ -130,6 +130,19 @@ def tell(name: str, row: dict, everything: int) -> None:
     )
 
 
+def check_peaks(rows: list[dict], ddp: dict[str, dict], everything: int, ranks: int) -> None:
+    """Smaller units have lower peaks; what is freed after forward is gathered once more for backward."""
+    freed, kept = rows[::2], rows[1::2]
+    for one, block, layer in (freed, kept):
+        assert one["peak"] > block["peak"] > layer["peak"]
+    for less, more in zip(freed[1:], kept[1:], strict=True):
+        assert less["peak"] < more["peak"] and less["all_gather"] == 2 * more["all_gather"] - 1
+    two_copies, one_copy = (row["peak"] / everything for row in ddp.values())
+    assert abs(two_copies - 5) < 0.05  # parameters, two moments, gradients, and gradients again in buckets
+    assert 4 <= one_copy < 4.2
+    assert 1.9 + 3 / ranks < freed[0]["peak"] / everything < 2.1 + 4 / ranks  # two whole; gloo: four shards
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
@@ -159,6 +172,7 @@ def main(cfg: Config) -> None:
                 check_traffic(name, row, expected["gathered"], everything, group, cfg)
                 tell(name, row, everything)
                 rows.append({"units": choose.__name__, "again": again} | row)
+        check_peaks(rows, ddp, everything, group.world_size)
         record_results("19_units", {"rows": rows, "ddp": ddp, "everything": everything})
 
 

@@ -66,7 +66,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[t
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: list[torch.Tensor]) -> float:
-    """The mean loss of all ranks' batches, on every rank. A rank may have more ``batches`` than another."""
+    """The mean loss of all ranks' batches, on every rank. Each rank has at least one; some have more."""
     # solution: begin
     numbers = torch.tensor(len(batches))
     most = numbers.clone()

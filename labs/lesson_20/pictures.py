@@ -1,4 +1,4 @@
-"""The pictures of lesson 20, drawn from what its proofs recorded."""
+"""The picture of lesson 20: who computes which block."""
 
 from shared.runtime import figures
 
@@ -13,21 +13,6 @@ def owners(in_order: dict[int, int], zigzag: dict[int, int]) -> None:
         "Two triangles of blocks, queries downwards, keys to the right. On the left the last rank owns the "
         "two longest rows, and rank 0 the two shortest. On the right each rank owns one short and one long "
         "row.",
-    )
-
-
-def steps_of_ring(ways: list[dict]) -> None:
-    """Blocks that each rank computes in each step of the ring, in order and in the zigzag."""
-    figure, axes = figures.plt.subplots(1, 2, figsize=(9, 3.6))
-    for axis, name in zip(axes, ("ring, in order", "ring"), strict=True):
-        steps = [[round(number) for number in rank[name]["steps"]] for rank in ways]
-        figures.number_grid(axis, steps, "zigzag" if name == "ring" else "in order", 4)
-        axis.set(xlabel="step", ylabel="rank")
-    figures.show(
-        figure,
-        "Two tables of blocks, a row for each rank, a column for each step. In order, after the first step "
-        "some ranks compute four blocks and the others none. In the zigzag all compute three, then two in "
-        "each step.",
     )
 
 

@@ -105,8 +105,7 @@ def mean_of_means(here: Setting) -> str:
 
 def documents_leak(here: Setting) -> str:
     """Packed documents, with positions and labels of their own, under a mask that is only causal."""
-    model = here.model()
-    cp.split_context(model, WAY, dist.group.WORLD, here.documents)
+    model = cp.split_context(here.model(), "gather", dist.group.WORLD, here.documents)
     for block in model.blocks:
         block.attention.attend = ring_attention
     packed = cp.loss_of_part(WAY, dist.group.WORLD, here.packed_batch)

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from shared.comm.flat import sum_over_ranks
@@ -16,15 +17,14 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, IGNORED, GPTConfig, loss_sum
 from shared.training.one_process import assert_same_training
 from shared.training.storages import OTHER, PeakByKind
 from shared.training.trial import LossOf, Trial
 
-from lab_20_ring import part_of
-from lesson_20.proof_ways import WAYS, BlockAttention, expected_calls
+from lab_20_ring import chunks_of, part_of
+from lesson_20.proof_ways import WAYS, BlockAttention, GatherSequence, expected_calls
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,22 @@ class ContextTrial(Trial):
         return total / (labels != IGNORED).sum()
 
 
+def packed_attention(documents: torch.Tensor, group: dist.ProcessGroup) -> Callable:
+    """Attention within documents, by gathered keys over a zigzag: any mask works."""
+    ranks = dist.get_world_size(group)
+    positions = torch.arange(len(documents), device=documents.device)
+    own = part_of(positions, 0, group)
+    chunks = positions.chunk(2 * ranks)
+    of_keys = torch.cat([chunks[number] for rank in range(ranks) for number in chunks_of(rank, ranks)])
+    seen = (own.unsqueeze(-1) >= of_keys) & (documents[own].unsqueeze(-1) == documents[of_keys])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = GatherSequence.apply(torch.stack([k, v]), group)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+
+    return attend
+
+
 def split_context(
     model: GPT, way: str, group: dist.ProcessGroup, documents: torch.Tensor | None = None
 ) -> GPT:
@@ -85,7 +101,8 @@ def split_context(
 
     Norms, MLPs and the head look at one position at a time, so they need no change. Attention does, and so
     do the positions: this rank's first token is not the first of the sequence. ``documents``: (length,), the
-    number of the document at each position, if several are packed into one; positions count anew in each.
+    number of the document at each position, if several are packed into one; positions count anew in each,
+    and ``way`` is gather.
     """
     zigzag = WAYS[way].zigzag
 
@@ -97,9 +114,9 @@ def split_context(
         return (part_of(positions, 0, group, zigzag),)
 
     model.positions.register_forward_pre_hook(own_positions)
-    options = {} if documents is None else {"documents": documents}
+    attend = partial(WAYS[way].attend, group=group)
     for block in model.blocks:
-        block.attention.attend = partial(WAYS[way].attend, group=group, **options)
+        block.attention.attend = attend if documents is None else packed_attention(documents, group)
     return model
 
 
@@ -137,8 +154,8 @@ def reduce(model: nn.Module, loss: torch.Tensor) -> None:
     dist.all_reduce(loss)
 
 
-def check_calls(way: str, model: GPT, loss_of: LossOf, group: Group, cfg: Config) -> int:
-    """A step sends what attention sends in each layer, and the gradients; return the bytes of a rank."""
+def check_calls(way: str, model: GPT, loss_of: LossOf, group: Group, cfg: Config) -> None:
+    """A step sends what attention sends in each layer, and the gradients."""
     n = group.world_size
     part = cfg.rows * model.cfg.context // n * model.cfg.width * 8
     with record() as log:
@@ -154,7 +171,6 @@ def check_calls(way: str, model: GPT, loss_of: LossOf, group: Group, cfg: Config
     if dict(log.counts()) != {"all_reduce": 1} or log.bytes() != whole:
         raise CourseError(f"{way}: gradients of {log.bytes():,} bytes are summed, expected {whole:,}")
     model.zero_grad()
-    return attention
 
 
 def by_blocks(chunks: int) -> Callable:
@@ -174,8 +190,8 @@ def peak_of_activations(model: GPT, loss_of: Callable) -> int:
     return memory.at_peak[OTHER]
 
 
-def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
-    """{way: bytes of activations at the peak}, beside those of one process."""
+def compare_peaks(group: Group, cfg: Config) -> None:
+    """Bytes of activations at the peak, beside those of one process."""
     n, world = group.world_size, dist.group.WORLD
     longer = Config(chunk=cfg.chunk_measured, rows=1)
     sizes = gpt_config(n, longer)
@@ -183,15 +199,13 @@ def compare_peaks(group: Group, cfg: Config) -> dict[str, int]:
     alone = trial.model()
     for block in alone.blocks:
         block.attention.attend = by_blocks(2 * n)
-    peaks = {"one process": peak_of_activations(alone, trial.loss_alone)}
+    whole = peak_of_activations(alone, trial.loss_alone)
     for way in ("ring", "gather", "Ulysses"):
         model = split_context(trial.model(), way, world)
-        peaks[way] = peak_of_activations(model, loss_of_part(way, world, trial.batch))
-        share = peaks[way] / peaks["one process"]
+        share = peak_of_activations(model, loss_of_part(way, world, trial.batch)) / whole
         print_on_rank_0(f"{way}: {share:.2f} of the activations that one process holds at its peak")
         if share > (1 + cfg.slack) / n:
             raise CourseError(f"{way}: {share:.2f} of the activations, expected about 1/{n}")
-    return peaks
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -232,24 +246,23 @@ def compare_rotary(trial: ContextTrial, cfg: Config) -> None:
 
 
 def compare_packed(trial: ContextTrial, cfg: Config) -> None:
-    """Packed documents on the ring, beside the same documents one by one in one process."""
+    """Packed documents, beside the same documents one by one in one process."""
     world = dist.group.WORLD
     alone = trial.train(trial.model(), trial.loss_of_documents)
-    packed = split_context(trial.model(), "ring", world, trial.documents)
-    ours = trial.train(packed, loss_of_part("ring", world, trial.packed_batch), reduce)
+    packed = split_context(trial.model(), "gather", world, trial.documents)
+    ours = trial.train(packed, loss_of_part("gather", world, trial.packed_batch), reduce)
     assert_same_training("packed documents", ours, alone, cfg.tolerance)
-    print_on_rank_0("ring, 3 documents in each sequence: as each document by itself in one process")
+    print_on_rank_0("gather, 3 documents in each sequence: as each document by itself in one process")
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         trial = ContextTrial(gpt_config(group.world_size, cfg), group, cfg)
         alone = trial.alone()
-        results = {"sent": {}}
         for way in WAYS:
             model = split_context(trial.model(), way, dist.group.WORLD)
             loss_of = loss_of_part(way, dist.group.WORLD, trial.batch)
-            results["sent"][way] = check_calls(way, model, loss_of, group, cfg)
+            check_calls(way, model, loss_of, group, cfg)
             ours = trial.train(model, loss_of, reduce)
             assert_same_training(way, ours, alone, cfg.tolerance)
             print_on_rank_0(f"{way}: equal to one process after each of {cfg.steps} steps")
@@ -258,8 +271,7 @@ def main(cfg: Config) -> None:
         tokens, labels = part_of_batch(*trial.batch(0), "ring", dist.group.WORLD)
         counted = (labels != IGNORED).sum().item()
         print_in_rank_order(f"{tokens.numel()} tokens, of which {counted} have a label that counts")
-        results["peaks"] = compare_peaks(group, cfg)
-        record_results("20_gpt", results)
+        compare_peaks(group, cfg)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.flops import MatmulFlops
 from shared.training.gpt import causal_attention
@@ -49,7 +48,7 @@ class BlockAttention(torch.autograd.Function):
         """``q`` (batch, heads, queries, width), ``kv`` (2, batch, heads, keys, width)."""
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:-1], -torch.inf)
-        ring.forward_blocks(ring.Part(q, queries), kv, keys, out, lse)
+        ring.forward_blocks(q, queries, kv, keys, out, lse)
         ctx.save_for_backward(q, kv, out, lse)
         ctx.chunks = queries, keys
         return out
@@ -59,7 +58,7 @@ class BlockAttention(torch.autograd.Function):
         q, kv, out, lse = ctx.saved_tensors
         of_q = torch.zeros_like(q)
         queries, keys = ctx.chunks
-        of_kv = ring.backward_blocks(gradient, ring.Part(q, queries), kv, keys, out, lse, of_q)
+        of_kv = ring.backward_blocks(gradient, q, queries, kv, keys, out, lse, of_q)
         return of_q, of_kv, None, None
 
 
@@ -390,6 +389,9 @@ def tell(name: str, ranks: list[dict]) -> None:
     print(f"{name}: equal to one process, output and gradients of q, k and v")
     print(f"  forward: {calls['forward']}; backward: {calls['backward']}; a rank sends {sent:,} bytes")
     print(f"  blocks that rank 0, 1, ... computes: {', '.join(format(row['blocks'], 'g') for row in ranks)}")
+    if first["steps"]:
+        most = [format(max(step), "g") for step in zip(*(row["steps"] for row in ranks), strict=True)]
+        print(f"  blocks of the busiest rank, step by step: {', '.join(most)}")
 
 
 def in_words(calls: dict[str, int]) -> str:
@@ -398,13 +400,12 @@ def in_words(calls: dict[str, int]) -> str:
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
-        results = {}
         for name in WAYS:
-            results[name] = compare(name, group, cfg)
-            ranks = gather_on_rank_0(results[name])
+            found = compare(name, group, cfg)
+            ranks = gather_on_rank_0(found)
             if ranks:
                 tell(name, ranks)
-        part = results["ring"]["part"]
+        part = found["part"]
         print_on_rank_0(f"the keys of one rank have {part:,} bytes")
         for name in ("ring", "gather", "Ulysses"):
             sent = with_checkpointing(name, group, cfg)
@@ -412,7 +413,6 @@ def main(cfg: Config) -> None:
         two_dimensions(group, cfg)
         for what, (ours, theirs) in in_bfloat16(group, cfg).items():
             print_on_rank_0(f"bfloat16: {what} is off by {ours:.3f}; torch's in one process by {theirs:.3f}")
-        record_results("20_ways", results)
 
 
 if __name__ == "__main__":

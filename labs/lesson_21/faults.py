@@ -47,7 +47,7 @@ FAULTS: list[Fault] = [
         new="    largest_norm: float = 200.0 ",
         told="nothing was clipped",
     ),
-    Fault(lab="21_balance", old="        dist.all_reduce(load)\n", new="", told="balance loss: differs by"),
+    Fault(lab="21_balance", old="    dist.all_reduce(load)\n", new="", told="balance loss: differs by"),
     Fault(
         lab="21_balance",
         old="sign()\n",
@@ -94,8 +94,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="21_faults",
-        old="        for p in model.parameters():\n            dist.all_reduce(p.grad)\n",
-        new="        ep.reduce_gradients(model, dist.group.WORLD)\n",
+        old="            if not ep.is_expert(name):\n                p.grad.div_(ranks)\n",
+        new="            p.grad.div_(ranks)\n",
         told="'parity: equal' is not what this lab shows",
     ),
     Fault(

@@ -19,25 +19,6 @@ def routes(before: list, arrived: list, sorted_there: list) -> None:
     )
 
 
-def loads_of_experts(ways: dict[str, dict]) -> None:
-    """The load of each expert over the steps, for each way to balance."""
-    figure, axes = figures.plt.subplots(1, len(ways), figsize=(11, 3.4), sharey=True)
-    for axis, (way, result) in zip(axes, ways.items(), strict=True):
-        shares = [[load / sum(loads) * len(loads) for load in loads] for loads in result["loads"]]
-        by_expert = list(zip(*shares, strict=True))
-        image = axis.imshow(by_expert, cmap="Greys", vmin=0, vmax=3, aspect="auto", interpolation="nearest")
-        axis.set(title=way, xlabel="step")
-        axis.grid(visible=False)
-    axes[0].set_ylabel("expert")
-    figure.colorbar(image, ax=axes, label="load / mean")
-    figures.show(
-        figure,
-        "Three heat maps, experts by steps. With nothing, two experts become dark and most stay nearly "
-        "white. With the balance loss and with the bias, the lines become nearly the same grey after some "
-        "steps.",
-    )
-
-
 def highest_loads(ways: dict[str, dict]) -> None:
     """The highest load over the mean load in each step, for each way to balance."""
     figure, axis = figures.plt.subplots()

@@ -3,6 +3,7 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_21/proof_balance.py
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,49 +39,36 @@ class Config:
     tolerance: float = 1e-12
 
 
-class Balance:
-    """Watches a router, and can lead it: by a loss, or by a bias.
+def load_of_all(chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """Rows of each expert, (experts,), from all ranks: a collective."""
+    load = chosen.flatten().bincount(minlength=experts)
+    dist.all_reduce(load)
+    return load
 
-    The bias is added to the probabilities that choose. What a chosen expert counts is still its probability.
-    It is a buffer of the router, so it has no gradient, and is saved with the model.
-    """
+
+def balance_loss(probabilities: torch.Tensor, load: torch.Tensor, tokens: int) -> torch.Tensor:
+    """This rank's part of E * sum of f * P, eq. 4 of arXiv 2101.03961; ``tokens`` are those of all ranks."""
+    f = load / load.sum()
+    return len(load) * (f * probabilities.sum(0)).sum() / tokens
+
+
+def move_bias(bias: torch.Tensor, load: torch.Tensor, step: float) -> None:
+    """After the optimizer's step: up where there is less than the mean, down where there is more."""
+    bias += step * (load.double().mean() - load).sign()
+
+
+class Watched:
+    """Gives a router a bias for the choice, a buffer, and keeps what it last chose, and from what."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self.experts = len(router.weight)
-        router.register_buffer("bias", router.weight.new_zeros(self.experts))
+        router.register_buffer("bias", router.weight.new_zeros(len(router.weight)))
         router.choose = self.choose
 
     def choose(self, probabilities: torch.Tensor) -> torch.Tensor:
         self.probabilities = probabilities
         self.chosen = (probabilities + self.router.bias).topk(self.router.k).indices
         return self.chosen
-
-    def load(self) -> torch.Tensor:
-        """How many of this rank's rows go to each expert: (experts,)."""
-        return self.chosen.flatten().bincount(minlength=self.experts)
-
-    def load_of_all(self) -> torch.Tensor:
-        """The same of all ranks' rows. A collective."""
-        load = self.load()
-        dist.all_reduce(load)
-        return load
-
-    def loss(self, load: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Switch's balance loss: experts * sum of f * P. Fedus et al., 2021, arXiv 2101.03961, eq. 4.
-
-        f, the part of the rows that an expert gets, has no gradient. P, its mean probability, has one.
-
-        Args:
-            load: rows of each expert, of all ranks.
-            tokens: of all ranks. The ranks' losses add up to that of one process.
-        """
-        f = load / load.sum()
-        return self.experts * (f * self.probabilities.sum(0)).sum() / tokens
-
-    def move_bias(self, load: torch.Tensor, speed: float) -> None:
-        """After a step: up where there is less than the mean, down where there is more. DeepSeek-V3."""
-        self.router.bias += speed * (load.double().mean() - load).sign()
 
 
 def tokens_of(step: int, group: Group, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,25 +93,28 @@ def fresh(truth: dict, group: Group, cfg: Config) -> MoE:
 def check_loss(truth: dict, group: Group, cfg: Config) -> str:
     """The ranks' balance losses and their gradients add up to those of one process, if f is that of all."""
     x, _ = tokens_of(0, group, cfg)
-    reference = Balance(fresh(truth, group, cfg).router)
+    reference = Watched(fresh(truth, group, cfg).router)
     reference.router(x)
-    alone = reference.loss(reference.load(), len(x))
+    experts = len(reference.router.weight)
+    alone = balance_loss(
+        reference.probabilities, reference.chosen.flatten().bincount(minlength=experts), len(x)
+    )
     alone.backward()
 
-    def over_ranks(load_of: str) -> None:
-        balance = Balance(fresh(truth, group, cfg).router)
-        balance.router(x.chunk(group.world_size)[group.rank])
-        loss = balance.loss(getattr(balance, load_of)(), len(x))
+    def over_ranks(load_of: Callable) -> None:
+        watched = Watched(fresh(truth, group, cfg).router)
+        watched.router(x.chunk(group.world_size)[group.rank])
+        loss = balance_loss(watched.probabilities, load_of(watched.chosen, experts), len(x))
         loss.backward()
         total = loss.detach().clone()
         dist.all_reduce(total)
-        dist.all_reduce(balance.router.weight.grad)
+        dist.all_reduce(watched.router.weight.grad)
         assert_equal("balance loss", total, alone.detach(), cfg.tolerance)
-        assert_equal("its gradient", balance.router.weight.grad, reference.router.weight.grad, cfg.tolerance)
+        assert_equal("its gradient", watched.router.weight.grad, reference.router.weight.grad, cfg.tolerance)
 
-    over_ranks("load_of_all")
+    over_ranks(load_of_all)
     try:
-        over_ranks("load")
+        over_ranks(lambda chosen, experts: chosen.flatten().bincount(minlength=experts))
     except ParityError as error:
         return str(error).split(" by ")[0]
     raise CourseError("with the load of own tokens, the balance loss should differ")
@@ -132,7 +123,7 @@ def check_loss(truth: dict, group: Group, cfg: Config) -> str:
 def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:
     """Train one layer. Returns the load of each expert after each step, and the loss without balance."""
     layer = ExpertParallelMoE(fresh(truth, group, cfg))
-    balance = Balance(layer.router)
+    watched = Watched(layer.router)
     optimizer = torch.optim.Adam(layer.parameters(), lr=cfg.lr)
     loads = []
     losses = []
@@ -141,15 +132,15 @@ def train(way: str, truth: dict, group: Group, cfg: Config) -> dict:
         optimizer.zero_grad()
         y = layer(x.chunk(group.world_size)[group.rank])
         error = (y - target.chunk(group.world_size)[group.rank]).square().sum() / target.numel()
-        load = balance.load_of_all()
+        load = load_of_all(watched.chosen, layer.expert_count)
         loss = error
         if way == "balance loss":
-            loss = error + cfg.balance * balance.loss(load, len(x))
+            loss = error + cfg.balance * balance_loss(watched.probabilities, load, len(x))
         loss.backward()
         reduce_gradients(layer, dist.group.WORLD)
         optimizer.step()
         if way == "bias":
-            balance.move_bias(load, cfg.speed * (1 - step / cfg.steps))
+            move_bias(layer.router.bias, load, cfg.speed * (1 - step / cfg.steps))
         total = error.detach().clone()
         dist.all_reduce(total)
         loads.append(load.tolist())
@@ -181,7 +172,7 @@ def main(cfg: Config) -> None:
             ratios[way] = imbalance(result["loads"], cfg.last)
             losses[way] = sum(result["losses"][-cfg.last :]) / cfg.last
             print_on_rank_0(
-                f"{way}: highest load {first:.1f} times the mean at first, {ratios[way]:.1f} times at last; "
+                f"{way}: highest load {first:.1f} times the mean at the start, {ratios[way]:.1f} at the end; "
                 f"loss {losses[way]:.2f}"
             )
         if ratios["nothing"] < cfg.better * max(ratios["balance loss"], ratios["bias"]):

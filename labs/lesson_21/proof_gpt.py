@@ -3,7 +3,6 @@
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_21/proof_gpt.py
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.gpt import GPT, GPTConfig, loss_sum
 from shared.training.one_process import PartOf, Step, assert_same_training
@@ -210,6 +208,18 @@ def check_layer(layer: ExpertParallelMoE, x: torch.Tensor) -> dict[str, dict[str
     return measured
 
 
+def rows_beside_balanced(calls: dict, ranks: int, x: torch.Tensor, trial: ExpertTrial) -> tuple[float, float]:
+    """Bytes of rows that a rank sends, on average, both ways, and by the formula for a balanced load."""
+    counts = trial.experts * 8 * (ranks - 1) / ranks
+    sent = x.new_tensor(calls["forward"]["bytes"] + calls["backward"]["bytes"] - counts)
+    dist.all_reduce(sent)
+    mean = sent.item() / trial.group.world_size
+    balanced = 4 * trial.k * x.nbytes * (ranks - 1) / ranks
+    if abs(mean / balanced - 1) > 0.3:
+        raise CourseError(f"rows of {mean:,.0f} bytes, balanced {balanced:,.0f}")
+    return mean, balanced
+
+
 def check_recomputed(layer: ExpertParallelMoE, x: torch.Tensor) -> int:
     """All-to-alls of a layer that is recomputed: counts, dispatch and combine travel twice."""
     with record() as log:
@@ -244,18 +254,8 @@ def by_functional(rows: torch.Tensor, send: list[int], receive: list[int], group
     return functional.all_to_all_single_autograd(rows, receive, send, group)
 
 
-def by_dist_nn(rows: torch.Tensor, send: list[int], receive: list[int], group) -> torch.Tensor:
-    """The older one, which torch 2.15 calls deprecated."""
-    from torch.distributed.nn.functional import all_to_all_single
-
-    received = rows.new_empty(sum(receive), *rows.shape[1:])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return all_to_all_single(received, rows.contiguous(), receive, send, group)
-
-
-def check_exchanges(layer: ExpertParallelMoE, x: torch.Tensor) -> None:
-    """torch's exchanges give the same result and the same gradients as ours, to the bit."""
+def check_exchange(layer: ExpertParallelMoE, x: torch.Tensor) -> None:
+    """torch's exchange gives the same result and the same gradients as ours, to the bit."""
 
     def outcome(exchange_rows: Callable) -> list[tuple[str, torch.Tensor]]:
         layer.exchange_rows = exchange_rows
@@ -266,10 +266,8 @@ def check_exchanges(layer: ExpertParallelMoE, x: torch.Tensor) -> None:
         parameters = [(name, gradient.clone()) for name, gradient in gradients(layer)]
         return [("output", y.detach()), ("gradient of the tokens", x_here.grad), *parameters]
 
-    theirs = {"functional": outcome(by_functional), "nn": outcome(by_dist_nn)}
-    ours = outcome(ExchangeRows.apply)
-    for name, tensors in theirs.items():
-        assert_all_equal(f"exchange by {name}:", tensors, ours, tolerance=0.0)
+    theirs = outcome(by_functional)
+    assert_all_equal("exchange by functional:", theirs, outcome(ExchangeRows.apply), tolerance=0.0)
 
 
 class GroupedExperts(Experts):
@@ -313,7 +311,8 @@ def compare(ranks: int, trial: ExpertTrial, alone: list[Step], cfg: Config) -> d
     x = torch.randn(cfg.rows, sizes.context, sizes.width, dtype=sizes.dtype, device=group.device)
     calls = check_layer(model.blocks[0].mlp, x)
     recomputed = check_recomputed(model.blocks[0].mlp, x)
-    check_exchanges(model.blocks[0].mlp, x)
+    check_exchange(model.blocks[0].mlp, x)
+    rows = rows_beside_balanced(calls, ranks, x, trial)
 
     def after_backward(gpt: GPT, loss: torch.Tensor) -> None:
         reduce_gradients(gpt, everyone, replicas)
@@ -323,7 +322,7 @@ def compare(ranks: int, trial: ExpertTrial, alone: list[Step], cfg: Config) -> d
     ours = trial.train(model, trial.loss_here, after_backward)
     assert_same_training(f"experts over {ranks} ranks", ours, alone, cfg.tolerance, part_in(members))
     held = sum(p.numel() for p in model.parameters())
-    return {"layer": calls, "recomputed": recomputed, "held": held, "whole": whole}
+    return {"layer": calls, "rows": rows, "recomputed": recomputed, "held": held, "whole": whole}
 
 
 def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
@@ -335,6 +334,10 @@ def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
     print_on_rank_0(f"  a rank holds {result['held']:,} of {result['whole']:,} parameters")
     for name, traffic in result["layer"].items():
         print_on_rank_0(f"  a layer, {name}: {traffic['calls']} all-to-alls, {traffic['bytes']:,.0f} bytes")
+    sent, balanced = result["rows"]
+    print_on_rank_0(
+        f"  rows of a layer: {sent:,.0f} bytes for each rank on average, balanced {balanced:,.0f}"
+    )
     print_on_rank_0(f"  a layer that is recomputed: {result['recomputed']} all-to-alls in all")
 
 
@@ -342,21 +345,16 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         trial = ExpertTrial(group, cfg)
         alone = reference(trial, cfg)
-        results = {}
         for ranks in range(2, group.world_size + 1):
             if group.world_size % ranks == 0:
-                results[str(ranks)] = compare(ranks, trial, alone, cfg)
-                tell(ranks, results[str(ranks)], group, cfg)
+                tell(ranks, compare(ranks, trial, alone, cfg), group, cfg)
         check_scale(trial, cfg)
         print_on_rank_0(
             "mean of own tokens: an expert's gradient comes back once for each rank; scaled, equal"
         )
-        print_on_rank_0(
-            "exchange by torch's functional collectives and by torch.distributed.nn: the same bits"
-        )
+        print_on_rank_0("exchange by torch's functional collectives: the same bits")
         check_grouped(trial.model().blocks[0].mlp.experts, cfg)
         print_on_rank_0("F.grouped_mm: equal to the loop over experts in float32, forward and backward")
-        record_results("21_gpt", results)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,12 @@ FAULTS: list[Fault] = [
         told=", after loading, step 0: parameter",
     ),
     *group_of(
-        Fault(lab="22_mesh", old="in reversed(sizes)", new="in sizes", told="torch counts as we do"),
+        Fault(
+            lab="22_mesh",
+            old=".view(tuple(sizes.values()))",
+            new=".view(tuple(sizes.values())).T",
+            told="torch counts as we do",
+        ),
         Fault(
             lab="22_mesh",
             old='DistributedSampler(batch, num_replicas=mesh["dp"].size(), rank=dp, shuffle=False)',

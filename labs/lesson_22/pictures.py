@@ -26,9 +26,14 @@ def peak_of(line):
 
 
 def sent_of(line):
-    """Bytes that the busiest rank has to send, in S, by what is divided."""
+    """Bytes that the busiest rank has to send, in S, by what is divided; sums of gradients are data's."""
     row = summary.busiest(line)
     sent = summary.sent_along(row)
+    sums = {
+        name: row["traffic"].get(name, {}).get("all_reduce", {}).get("by_rule", 0) for name in ("cp", "ep")
+    }
+    sent |= {name: sent.get(name, 0) - of_gradients for name, of_gradients in sums.items()}
+    sent["dp"] = sent.get("dp", 0) + sum(sums.values())
     return [sum(sent.get(name, 0) for name in names) / row["size"] for names in ALONG.values()]
 
 

@@ -1,18 +1,20 @@
-"""Any rank of a large mesh, in one process: Figure 5 of the Llama 3 paper, and why its order is that one.
+"""Any rank of a large mesh, in one process: Figure 5 of the Llama 3 paper, its order, and what torch refuses.
 
 Run it:      python labs/lesson_22/proof_figure.py
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore  # also registers the backend "fake"
 
 from shared.runtime.errors import CourseError
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 
 from lab_22_mesh import Sizes, members, position
@@ -29,10 +31,6 @@ class Config:
 FIGURE_5 = {"dp": 2, "pp": 2, "cp": 2, "tp": 2}  # the paper writes the innermost first: [TP, CP, PP, DP]
 SAME_GROUP_AS_GPU_0 = {"tp": 1, "cp": 2, "pp": 4, "dp": 8}  # what its caption says
 LONG_CONTEXT = {"dp": 8, "pp": 16, "cp": 16, "tp": 8}  # table 4, 16,384 GPUs
-ORDERS = {
-    "Llama 3": ("dp", "pp", "cp", "tp"),
-    "Megatron-LM, torchtitan": ("pp", "dp", "cp", "tp"),
-}
 
 
 def as_any_rank(rank: int, sizes: Sizes) -> dict:
@@ -53,7 +51,7 @@ def check_figure() -> list[dict]:
         theirs = as_any_rank(rank, FIGURE_5)
         ours = {
             "position": position(rank, FIGURE_5),
-            "groups": {name: members(rank, FIGURE_5, [name]) for name in FIGURE_5},
+            "groups": {name: members(rank, FIGURE_5, name) for name in FIGURE_5},
         }
         if ours != theirs:
             raise CourseError(f"rank {rank}: by hand {ours}, in torch {theirs}")
@@ -78,16 +76,14 @@ def leaving(groups: torch.Tensor, block: int) -> float:
     return (blocks.amin(1) != blocks.amax(1)).double().mean().item()
 
 
-def check_order(order: tuple[str, ...], cfg: Config) -> dict[str, dict]:
+def leaves(cfg: Config) -> dict[str, dict]:
     """For each dimension of the 16,384 GPUs: the distance of neighbours, and how many groups leave what."""
-    sizes = {name: LONG_CONTEXT[name] for name in order}
     dimensions = {}
-    for name in reversed(sizes):
-        groups = groups_along(name, sizes)
-        if groups[0].tolist() != members(0, sizes, [name]):
+    for name in reversed(LONG_CONTEXT):
+        groups = groups_along(name, LONG_CONTEXT)
+        if groups[0].tolist() != members(0, LONG_CONTEXT, name):
             raise CourseError(f"{name}: reshaping gives {groups[0].tolist()}, counting another group")
         dimensions[name] = {
-            "size": sizes[name],
             "step": (groups[0, 1] - groups[0, 0]).item(),
             "leave the server": leaving(groups, cfg.server),
             "leave the pod": leaving(groups, cfg.pod),
@@ -95,30 +91,43 @@ def check_order(order: tuple[str, ...], cfg: Config) -> dict[str, dict]:
     return dimensions
 
 
+def refused() -> dict[str, str]:
+    """{mistake on a mesh: what torch says}. The second is a warning."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+    joined = mesh["dp", "cp"]._flatten("dp_cp")
+    layer = fully_shard(torch.nn.Linear(8, 8), mesh=joined)
+    mistakes = {
+        "sliced in another order": lambda: mesh["cp", "dp"],
+        "a joined dimension by its name": lambda: mesh["dp_cp"],
+        "FSDP before TP": lambda: parallelize_module(layer, mesh["tp"], ColwiseParallel()),
+    }
+    said = {}
+    with warnings.catch_warnings(action="error"):
+        for mistake, make in mistakes.items():
+            try:
+                make()
+            except (KeyError, UserWarning, ValueError) as error:
+                said[mistake] = error.args[0].strip()
+    assert joined.mesh.tolist() == [0, 2, 4, 6]
+    dist.destroy_process_group()
+    if said.keys() != mistakes.keys():
+        raise CourseError(f"torch refuses only {said}")
+    return said
+
+
 def main(cfg: Config) -> None:
     ranks = check_figure()
-    for rank in (0, 1):
-        where = ", ".join(f"{name.upper()}{i}" for name, i in reversed(ranks[rank]["position"].items()))
-        print(f"GPU {rank} is [{where}]")
-    for name in SAME_GROUP_AS_GPU_0:
-        print(f"the {name.upper()} group of GPU 0: {ranks[0]['groups'][name]}")
-    print("all 16 GPUs: position and groups by hand are those of init_device_mesh")
-
-    orders = {who: check_order(order, cfg) for who, order in ORDERS.items()}
-    for who, dimensions in orders.items():
-        print(f"{who}, from the inside:")
-        for name, groups in dimensions.items():
-            print(
-                f"    {name.upper()} {groups['size']:2}: the next member is {groups['step']:4} further; "
-                f"{groups['leave the server']:4.0%} of the groups leave their server, "
-                f"{groups['leave the pod']:4.0%} their pod"
-            )
-    llama = orders["Llama 3"]
-    assert llama["tp"]["leave the server"] == 0, "TP stays inside of a server"
-    assert llama["cp"]["leave the pod"] == 0 and llama["dp"]["leave the pod"] == 1
-    others = orders["Megatron-LM, torchtitan"]
-    assert others["dp"]["leave the pod"] == 0 and others["pp"]["leave the pod"] == 1
-    record_results("22_figure", {"ranks": ranks, "orders": orders})
+    where = ", ".join(f"{name.upper()}{i}" for name, i in reversed(ranks[1]["position"].items()))
+    print(f"GPU 1 is [{where}]; all 16 GPUs of figure 5: position and groups as init_device_mesh has them")
+    for name, groups in leaves(cfg).items():
+        print(
+            f"{name.upper()} {LONG_CONTEXT[name]:2}: the next member is {groups['step']:4} further; "
+            f"{groups['leave the server']:4.0%} of the groups leave their server, "
+            f"{groups['leave the pod']:4.0%} their pod"
+        )
+    for mistake, said in refused().items():
+        print(f"{mistake}: {said}")
 
 
 if __name__ == "__main__":

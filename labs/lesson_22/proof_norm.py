@@ -13,7 +13,6 @@ from torch import nn
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import gather_on_rank_0, print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.one_process import Step, assert_same_training
 from shared.training.parity import assert_equal
@@ -55,7 +54,7 @@ def wrong_norms(row: Row) -> dict[str, float]:
     }
 
 
-def compare(name: str, row: Row, job: Job, cfg: Config) -> dict:
+def compare(name: str, row: Row, job: Job, cfg: Config) -> None:
     """The norm of the first step's gradient beside one process, and the wrong ones."""
     row.step(0)
     expected = job.truth.norms[0]
@@ -70,7 +69,6 @@ def compare(name: str, row: Row, job: Job, cfg: Config) -> dict:
     for what, value in wrong.items():
         if abs(value - expected.item()) < 1e-3:
             raise CourseError(f"{name}: {what}: {value:.6f} is too near to the right norm")
-    return {"right": norm.item()} | wrong
 
 
 def rows_of_their_own(truths: Truths, cfg: Config) -> str:
@@ -105,15 +103,12 @@ def torchs_clipping(group: Group, cfg: Config) -> str:
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=4, largest=4) as group:
         truths = Truths(group, cfg.table)
-        results = {}
         for name, build in (("FSDP x TP", fsdp_tp), ("PP, 1F1B", pp_1f1b)):
             job = truths.job(name)
-            results[name] = compare(name, build(job), job, cfg)
-        difference = rows_of_their_own(truths, cfg)
-        print_on_rank_0(difference)
+            compare(name, build(job), job, cfg)
+        print_on_rank_0(rows_of_their_own(truths, cfg))
         error = torchs_clipping(group, cfg)
         print_on_rank_0(f"clip_grad_norm_, some parameters divided over dp, others over dp and tp: {error}")
-        record_results("22_norm", {"norms": results, "rows": difference, "error": error})
 
 
 if __name__ == "__main__":

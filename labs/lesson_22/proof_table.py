@@ -6,28 +6,21 @@ With 8 ranks: PP x FSDP x TP. ``--only "FSDP x TP" --only DDP`` runs these rows,
 """
 
 import argparse
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.parallel import DistributedDataParallel
 
 from shared.comm.kernel import wire_bytes
-from shared.comm.record import CommRecord, record
+from shared.comm.record import CommRecord
 from shared.runtime.errors import CourseError, InputError, ParityError
-from shared.runtime.group import Group, process_group
+from shared.runtime.group import process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.results import record_results
 from shared.runtime.run import run
-from shared.training.gpt import GPT, loss_sum, token_batch
 from shared.training.one_process import Step, assert_same_training
 from shared.training.storages import local_of
 
-from lesson_19.sharding import shard_units
 from lesson_22.memory import Held, Memory, Watch, dimension, look_before_backward
 from lesson_22.rows import Config, Job, Row, Traffic, kinds
 from lesson_22.strategies import Build, Truths, rows_for
@@ -210,30 +203,6 @@ def chosen(ranks: int, only: list[str]) -> dict[str, Build]:
     return {name: build for name, build in rows.items() if not only or name in only}
 
 
-def bytes_of_a_number(group: Group, cfg: Config) -> dict[str, float]:
-    """{kind of training: bytes that a rank has to send in a step, for each parameter}; types are mixed."""
-    short, gpt = torch.bfloat16, replace(cfg.gpt, dtype=torch.float32)
-    tokens, labels = (tensor.to(group.device) for tensor in token_batch(gpt, 1, group.rank))
-    autocast = partial(torch.autocast, group.device.type, short)
-
-    def sharded(policy: MixedPrecisionPolicy) -> GPT:
-        return shard_units(GPT(gpt).to(group.device), mp_policy=policy)
-
-    def sent(model: torch.nn.Module, context: Callable[[], AbstractContextManager] = nullcontext) -> float:
-        numbers = sum(p.numel() for p in model.parameters())
-        with record() as log, context():
-            loss_sum(model(tokens), labels).backward()
-        return log.by_rule() / numbers
-
-    return {
-        "DDP, float32": sent(DistributedDataParallel(GPT(gpt).to(group.device))),
-        "DDP, autocast to bfloat16": sent(DistributedDataParallel(GPT(gpt).to(group.device)), autocast),
-        "FSDP, float32": sent(sharded(MixedPrecisionPolicy())),
-        "FSDP, gathers bfloat16, reduces float32": sent(sharded(MixedPrecisionPolicy(short, torch.float32))),
-        "FSDP, gathers and reduces bfloat16": sent(sharded(MixedPrecisionPolicy(short, short))),
-    }
-
-
 def main(cfg: Config, only: list[str]) -> None:
     with process_group(timeout_s=60) as group:
         truths = Truths(group, cfg)
@@ -245,13 +214,8 @@ def main(cfg: Config, only: list[str]) -> None:
         print_on_rank_0(
             "each: loss, gradients, parameters, norm as one process; calls, bytes, storage as the formula"
         )
-        if only:
-            return
-        if group.world_size == 4:
-            print_on_rank_0("\nbytes that a rank has to send in a step, for each parameter:")
-            for kind, size in bytes_of_a_number(group, cfg).items():
-                print_on_rank_0(f"{kind:41} {size:5.2f}")
-        record_results("22_table", results)
+        if not only:
+            record_results("22_table", results)
 
 
 if __name__ == "__main__":

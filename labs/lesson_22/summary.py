@@ -64,11 +64,41 @@ def calls(row: dict[str, Any]) -> str:
     return ", ".join(texts) or "–"
 
 
-def in_markdown(table: dict[str, Line]) -> str:
+def in_markdown(table: dict[str, Line], *names: str) -> str:
+    """The rows of these ``names``, or all of them."""
     columns = [column for column in table["single"] if column != "rows"]
     lines = [f"| strategy | calls of a step | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
-    for name, line in table.items():
+    for name in names or table:
+        line = table[name]
         numbers = " | ".join("–" if line[column] is None else f"{line[column]:.2f}" for column in columns)
         label = f"*with experts:* {name.removesuffix(', experts')}" if name in EXPERTS else name
         lines.append(f"| {label} | {calls(busiest(line))} | {numbers} |")
     return "\n".join(lines)
+
+
+def close(a: float, b: float, slack: float = 0.02) -> bool:
+    return abs(a / b - 1) < slack
+
+
+def check(table: dict[str, Line], n: int) -> None:
+    """What lesson 22 says of the table; calls, bytes and storage equal their formulas already."""
+    required = {name: line["required"] for name, line in table.items()}
+    left_over = {name: line["activations"] for name, line in table.items()}
+    assert max(row["difference"] for line in table.values() for row in line["rows"]) < 1e-12
+    assert close(required["ZeRO-1"], required["DDP"]) and close(required["FSDP"] / required["DDP"], 1.5)
+    assert left_over["FSDP, checkpointing"] < left_over["FSDP"] / 4
+    assert close(required["FSDP, checkpointing"], required["FSDP"])
+    assert (round(left_over["TP"], 1), round(left_over["single"], 1)) == (2.6, 6.0)
+    assert table["TP + SP"]["peak"] < table["TP"]["peak"] and close(required["TP + SP"], required["TP"])
+    assert required["PP, 1F1B"] == min(value for value in required.values() if value)
+    assert left_over["CP, ring"] < left_over["single"] / 3
+    row = table["FSDP x TP"]["rows"][0]
+    sent = {along: size / row["size"] for along, size in sent_along(row).items()}
+    assert close(sent["dp"], required["FSDP"] / (n - 1), 0.05)  # of dp 2, and of tp 2
+    assert close(sent["tp"], required["TP"] / (n - 1), 0.05)
+    part, layers, width, tokens = (n - 1) / n, 4, 64, 8 * 32
+    blocks, activations = 12 * width**2 * layers * 8, tokens * width * 8  # bytes, in float64
+    formulas = {"DDP": 2 * part * blocks, "FSDP": 3 * part * blocks, "PP, 1F1B": 2 * activations}
+    formulas["TP"] = 8 * part * layers * activations
+    for name, formula in formulas.items():  # embeddings, head and loss are what is missing
+        assert close(formula / row["size"], required[name], 0.15), (name, formula)
