@@ -3,29 +3,6 @@
 from shared.runtime import figures
 
 
-def attempts(rows, steps):
-    """A bar for each attempt of a run of ``steps`` steps: what it kept and what it lost."""
-    figure, axis = figures.plt.subplots(figsize=(9, 3.8))
-    for place, row in enumerate(rows):
-        first, last, kept = row["first"], row["last"], row["kept"]
-        kept_bar = axis.barh(place, kept - first, left=first, color="#0072B2", edgecolor="black")
-        lost_bar = axis.barh(place, last - kept, left=kept, color="white", edgecolor="black", hatch="///")
-        axis.text(last + 2, place, row["ended by"], va="center")
-    labels = [f"job {row['job']}, {row['ranks']} rank{'s' if row['ranks'] > 1 else ''}" for row in rows]
-    labels[1] = labels[2] = "started again"
-    axis.set_yticks(range(len(rows)), labels)
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.set(xlabel="step", xlim=(0, 1.3 * steps))
-    axis.legend([kept_bar, lost_bar], ["kept", "lost"], loc="lower left")
-    figures.show(
-        figure,
-        "A bar for each attempt, from the step where it began to the step where it ended. The first one "
-        "ends with some lost steps, where a rank was killed. The others begin where the one before it was "
-        "saved, lose nothing, and the last one reaches the end.",
-    )
-
-
 def useful_part(simulated, daly, young):
     """``{stall: {minutes between checkpoints: useful part}}`` on the curves of these formulas, in seconds."""
     figure, axis = figures.plt.subplots()
