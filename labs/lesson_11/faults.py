@@ -7,16 +7,16 @@ SAVING = "11_saving"
 FAULTS: list[Fault] = [
     Fault(
         lab="11_bad_files",
-        old='zipped = data[:2] in (b"PK", b"")',
-        new='zipped = data[:2] == b"PK"',
-        told="empty.pt: expected one line with 'damaged or cut short (0 bytes)'",
+        old="                train(path, cfg, load_checkpoint)\n",
+        new="                train(path, cfg, carelessly)\n",
+        told="truncated.pt: expected one line with 'damaged or cut short'",
         ranks=0,
     ),
     # A disk that does not answer is taken for damage.
     Fault(
         lab="11_bad_files",
-        old="    data = path.read_bytes()\n    try:\n",
-        new='    data = b""\n    try:\n        data = path.read_bytes()\n',
+        old='path.symlink_to("/proc/self/mem")',
+        new='path.write_bytes(b"PK")',
         told="unread.pt was not read, and yet judged: ",
         ranks=0,
     ),
