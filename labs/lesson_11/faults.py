@@ -38,9 +38,9 @@ FAULTS: list[Fault] = [
     # The lab that kills the script sees each file: one that is not watched is noticed.
     Fault(
         lab="11_kill_train",
-        old="resumed = launch(folder, cfg, case.ranks_then)",
-        new='resumed = launch(folder.with_name("elsewhere"), cfg, case.ranks_then)',
-        told="rename step_00000005: is left:",
+        old="resumed = launch(lab_10_train, options, folder, case.ranks_then)",
+        new='resumed = launch(lab_10_train, options, folder.with_name("elsewhere"), case.ranks_then)',
+        told="rename step_00000005, time 1, rank 0 of 1: is left:",
         ranks=0,
     ),
     *group_of(
@@ -71,12 +71,12 @@ FAULTS: list[Fault] = [
         # Old ones go before the new one is there.
         Fault(
             lab="11_checkpointing",
-            old="        self.wait()\n        state = self.state()\n",
-            new="""        self.wait()
-        if dist.get_rank() == 0:
+            old="        state = self.state()\n        if self.is_first:\n",
+            new="""        if dist.get_rank() == 0:
             for old in complete_in(self.folder)[self.keep - 1 :]:
                 shutil.rmtree(old)
         state = self.state()
+        if self.is_first:
 """,
             told="the newest checkpoint is",
         ),
