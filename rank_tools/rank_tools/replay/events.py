@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+VERDICTS = "verdicts.json"
 SENDS = ("send", "isend")
 RECEIVES = ("recv_", "recv_any_source_", "irecv")
 NOTES = {
@@ -20,6 +21,7 @@ NOTES = {
     "tracer": "rank {rank}: {what} has taken over the tracer; what came after it is not seen",
     "bye": "rank {rank} failed: {what}",
 }
+SLOTS = 6  # beside each other
 DEFINITIONS = ("import ", "from ", "def ", "class ", "@", '"""', "async def ")
 FROM_ROOT = ("broadcast_", "broadcast", "scatter_")
 TO_ROOT = ("reduce_", "gather_", "gather_into_tensor_")
@@ -109,6 +111,22 @@ class Process:
     began: float
     events: list[list]
 
+    @property
+    def last_case(self) -> list | None:
+        """[number, function, number of its call]; None if all that it does is recorded."""
+        return next((event[3:] for event in reversed(self.events) if event[0] == "case"), None)
+
+    def keep(self, function: str, call: int) -> None:
+        """Forget all but this case."""
+        is_in = False
+        kept = []
+        for event in self.events:
+            if event[0] == "case":
+                is_in = event[4:] == [function, call]
+            if is_in or event[0] == "file":
+                kept.append(event)
+        self.events = kept
+
 
 @dataclass
 class Replay:
@@ -118,6 +136,7 @@ class Replay:
         files: the paths of the script's files, in the order in which rank 0 came to them.
         together: the calls that belong together, in the order of their first rows.
         notes: what a reader of the page has to know.
+        waits: {rank: for whom it waits, or where it stands}, of a job that hung.
     """
 
     files: list[str]
@@ -126,6 +145,18 @@ class Replay:
     together: list[list[Call]]
     notes: list[str]
     waits: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class Span:
+    """A line during which its rank began several collectives, such as a backward of DDP."""
+
+    rank: int
+    line: int
+    source: str
+    begin: int
+    end: int
+    calls: list[Call]
 
 
 def read(folder: Path) -> Replay:
@@ -140,6 +171,8 @@ def read(folder: Path) -> Replay:
     if not newest:
         raise ValueError("no rank ran a line of a script")
     notes = [f"{earlier} earlier attempts of ranks are left out"] if earlier else []
+    if any(process.last_case for process in newest.values()):
+        notes = keep_failing_case(folder, newest)
     replay = Replay([], [], [], [], notes)
     for rank in sorted(newest):
         reader = RankReader(replay, rank)
@@ -151,6 +184,20 @@ def read(folder: Path) -> Replay:
     put_in_order(replay)
     replay.together.sort(key=lambda calls: min((call.begun.row, call.rank) for call in calls))
     return replay
+
+
+def keep_failing_case(folder: Path, processes: dict[int, Process]) -> list[str]:
+    """Forget all but the case after which the check of an exercise found a fault. Returns its verdicts."""
+    path = folder / VERDICTS
+    verdicts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    last = [processes[int(rank)].last_case for rank in verdicts if int(rank) in processes]
+    cases = [case for case in last if case is not None]
+    if not cases:
+        raise ValueError("no verdict names a rank that ran a line of the answer")
+    _, function, call = min(cases)
+    for process in processes.values():
+        process.keep(function, call)
+    return list(verdicts.values())
 
 
 def read_process(path: Path) -> Process:
@@ -184,7 +231,7 @@ class RankReader:
         elif kind in NOTES and data[0]:
             self.replay.notes.append(NOTES[kind].format(rank=self.rank, what=data[0]))
         elif kind == "line":
-            _, file, number, function, _ = data
+            _, file, number, function, *_ = data
             path = self.replay.files[self.files[file]]
             if function != "<module>" or not is_definition(path, number):
                 self.add(kind, seconds, thread, [data[0], self.files[file], *data[2:]])
@@ -289,22 +336,60 @@ def put_in_order(replay: Replay) -> None:
 
 def say_who_waits(replay: Replay) -> None:
     """For a job that hung: in which call each rank waits, for whom, and where the ranks parted."""
-    waiting = {}
+    told = {}
     for calls in replay.together:
-        by_rank = {call.rank: call for call in calls}
+        there = {call.rank for call in calls}
         for call in calls:
             if is_open(call, replay):
-                missing = [rank for rank in partners(call) if rank not in by_rank]
-                for_whom = (
-                    f"for rank{'s' * (len(missing) > 1)} {listed(missing)}" if missing else "for its end"
-                )
-                waiting[call.rank] = f"waits in {described(call)}, {for_whom}"
-    for rank in sorted({lane.rank for lane in replay.lanes}):
-        replay.waits[rank] = waiting.get(rank, "waits in no call of a group")
-    replay.notes += [f"rank {rank} {text}" for rank, text in replay.waits.items()]
+                missing = sorted(set(partners(call)) - there)
+                whom = f"for rank{'s' * (len(missing) > 1)} {listed(missing)}" if missing else "for its end"
+                replay.waits[call.rank] = f"waits {whom}"
+                told[call.rank] = f"waits in {described(call)}, {whom}"
+    for rank in sorted({lane.rank for lane in replay.lanes}) if told else []:
+        if rank not in told:
+            _, path, line, _ = last_line(replay, rank)
+            replay.waits[rank] = f"stands in line {line}: {linecache.getline(path, line).strip()}"
+            told[rank] = f"is in no call of a group; it {replay.waits[rank]}"
+        replay.notes.append(f"rank {rank} {told[rank]}")
     parted = where_parted(replay)
     if parted:
         replay.notes.append(parted)
+
+
+def last_line(replay: Replay, rank: int) -> tuple[int, str, int, str]:
+    """(row, file, line, function) of the last line that a rank came to."""
+    events = [event for lane in replay.lanes if lane.rank == rank for event in lane.events]
+    lines = [(event.row, *event.data[1:4]) for event in events if event.kind == "line"]
+    row, file, line, function = max(lines, default=(0, -1, 0, ""))
+    return row, replay.files[file] if file >= 0 else "", line, function
+
+
+def spans(replay: Replay) -> list[Span]:
+    """Of each rank the innermost lines that began at least two collectives."""
+    calls = {id(call.begun): call for call in replay.calls if not call.is_message}
+    found = []
+    for lane in replay.lanes:
+        of_lane: list[Span] = []
+        stack: list[tuple[int, Span]] = []  # frames, and the line in which each stands
+        for event in lane.events:
+            if event.kind == "line":
+                frame, file, line, *_, caller = event.data
+                frames = [number for number, _ in stack]
+                kept = frames.index(frame) if frame in frames else len(frames)
+                if frame not in frames and caller in (0, *frames):
+                    kept = frames.index(caller) + 1 if caller else 0
+                while len(stack) > kept:
+                    span = stack.pop()[1]
+                    span.end = event.row
+                    if len(span.calls) > 1 and not (of_lane and span.begin <= of_lane[-1].begin):
+                        of_lane.append(span)
+                source = linecache.getline(replay.files[file], line).strip()
+                stack.append((frame, Span(lane.rank, line, source, event.row, event.row, [])))
+            elif id(event) in calls:
+                for _, span in stack:
+                    span.calls.append(calls[id(event)])
+        found += of_lane
+    return found
 
 
 def described(call: Call) -> str:
@@ -345,6 +430,18 @@ def where_parted(replay: Replay) -> str:
                 f"is called by rank {there}, not by rank {listed(missing)}"
             )
     return ""
+
+
+def slots_of(calls: list[Call]) -> dict[int, int]:
+    """{id of a call: a place beside the calls of its rank that are open when it begins}."""
+    slots = {}
+    busy: dict[int, list[float]] = defaultdict(lambda: [0.0] * SLOTS)  # {rank: until which row each place is}
+    for call in sorted(calls, key=lambda call: call.begun.row):
+        until = busy[call.rank]
+        free = [slot for slot, row in enumerate(until) if row <= call.begun.row]
+        slots[id(call)] = slot = free[0] if free else SLOTS - 1
+        until[slot] = float("inf") if call.ended is None else call.ended.row
+    return slots
 
 
 def listed(ranks: list[int]) -> str:
