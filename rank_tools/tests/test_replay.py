@@ -187,13 +187,13 @@ for step in range(3):
 def test_a_hang_is_ended_and_told(tmp_path: Path):
     mark = f"RANK_REPLAY_TEST=hang-{os.getpid()}"
     variables = dict([mark.split("=")])
-    done, out = replayed(tmp_path, SKIPS, "--timeout=25", "--events=500", **variables)
+    done, out = replayed(tmp_path, SKIPS, "--stuck=5", **variables)
     assert done.returncode == ENDED, done.stdout
     notes = data_in(out.read_text(encoding="utf-8"))["notes"]
     assert "rank 0 waits in all_reduce, collective 2 of its group, for rank 1" in notes
     assert any(note.startswith("rank 1 is in no call of a group; it stands in line") for note in notes)
-    parted = "the ranks part at collective 2 of their group: all_reduce is called by rank 0, not by rank 1"
-    assert parted in notes
+    parted = "the ranks part at collective 2 of their group: rank 0: all_reduce of (2,) float32, line 9; "
+    assert f"{parted}rank 1: no call" in notes
     wait_until(lambda: not processes_with(mark), "no process is left")
 
 

@@ -20,7 +20,8 @@ def show(lab: str, ranks: int, *arguments: str, hangs_after: float | None = None
     """Run ``labs/{lab}.py`` on so many ranks, and show what each of them did, line by line.
 
     Args:
-        hangs_after: seconds after which a lab that hangs on purpose is ended; then the page shows who waits.
+        hangs_after: a lab that hangs on purpose is ended when for so many seconds no rank has got on; then
+            the page shows who waits.
 
     Raises:
         CourseError: the lab does not exist, or failed; or one that should hang has ended by itself.
@@ -42,7 +43,7 @@ def recorded(
     with tempfile.TemporaryDirectory() as name:
         page, picture = Path(name) / "replay.html", Path(name) / "still.svg"
         options = [f"--out={page}", f"--still={picture}", "--no-seconds"]
-        options += [] if hangs_after is None else [f"--timeout={hangs_after}"]
+        options += [] if hangs_after is None else [f"--stuck={hangs_after}"]
         done = _rank_replay(options, ranks, os.path.relpath(script), *arguments)
         expected = 0 if hangs_after is None else ENDED
         if done.returncode != expected or not page.is_file():

@@ -25,6 +25,7 @@ SLOTS = 6  # beside each other
 DEFINITIONS = ("import ", "from ", "def ", "class ", "@", '"""', "async def ")
 FROM_ROOT = ("broadcast_", "broadcast", "scatter_")
 TO_ROOT = ("reduce_", "gather_", "gather_into_tensor_")
+EQUAL = ("all_reduce", "reduce", "broadcast")  # all ranks hand in the same shape and type
 # {operation of torch's dispatcher: what the page calls it}; others lose what stands around their name
 NAMES = {
     "_allgather_base_": "all_gather_into_tensor",
@@ -137,6 +138,7 @@ class Replay:
         together: the calls that belong together, in the order of their first rows.
         notes: what a reader of the page has to know.
         waits: {rank: for whom it waits, or where it stands}, of a job that hung.
+        parted: the calls with which its ranks parted.
     """
 
     files: list[str]
@@ -145,6 +147,7 @@ class Replay:
     together: list[list[Call]]
     notes: list[str]
     waits: dict[int, str] = field(default_factory=dict)
+    parted: list[Call] = field(default_factory=list)
 
 
 @dataclass
@@ -350,10 +353,11 @@ def say_who_waits(replay: Replay) -> None:
             _, path, line, _ = last_line(replay, rank)
             replay.waits[rank] = f"stands in line {line}: {linecache.getline(path, line).strip()}"
             told[rank] = f"is in no call of a group; it {replay.waits[rank]}"
-        replay.notes.append(f"rank {rank} {told[rank]}")
-    parted = where_parted(replay)
-    if parted:
-        replay.notes.append(parted)
+    replay.parted = calls_where_parted(replay)
+    failed = replay.notes
+    replay.notes = [f"rank {rank} {words}" for rank, words in sorted(told.items())]
+    replay.notes += [in_words_where_parted(replay)] if replay.parted else []
+    replay.notes += failed
 
 
 def last_line(replay: Replay, rank: int) -> tuple[int, str, int, str]:
@@ -411,25 +415,47 @@ def is_open(call: Call, replay: Replay) -> bool:
     return call.ended is None and events[-1] in (call.begun, call.waited)
 
 
-def where_parted(replay: Replay) -> str:
-    """The first collective of a group that is not the same on all ranks."""
+def calls_where_parted(replay: Replay) -> list[Call]:
+    """The collective from which on the ranks of a group no longer call the same, as far as one sees."""
+    lines = lines_of_calls(replay)
+    parted: dict[str, list[Call]] = {}  # {group: the calls}
     for calls in replay.together:
         if calls[0].is_message:
             continue
-        kinds = {
-            call.rank: f"{call.name} of {call.shapes[0] if call.shapes else 'nothing'}" for call in calls
+        asked = {
+            (call.name, *lines[id(call.begun)], *(call.shapes[:1] * (call.name in EQUAL))) for call in calls
         }
-        if len(set(kinds.values())) > 1 and len({call.name for call in calls}) > 1:
-            told = "; ".join(f"rank {rank}: {kind}" for rank, kind in sorted(kinds.items()))
-            return f"the ranks part at collective {calls[0].position + 1} of their group: {told}"
-        missing = sorted(set(calls[0].members) - kinds.keys())
-        if missing:
-            there = listed(sorted(kinds))
-            return (
-                f"the ranks part at collective {calls[0].position + 1} of their group: {calls[0].name} "
-                f"is called by rank {there}, not by rank {listed(missing)}"
-            )
-    return ""
+        if len(asked) == 1 and len(calls) == len(calls[0].members):
+            parted.pop(calls[0].group, None)  # they had called it in different lines, as in if and else
+        else:
+            parted.setdefault(calls[0].group, calls)
+    return min(parted.values(), key=lambda calls: min(call.begun.row for call in calls), default=[])
+
+
+def lines_of_calls(replay: Replay) -> dict[int, tuple[int, int]]:
+    """{id of a begun call: file and line in which its thread was}"""
+    lines = {}
+    for lane in replay.lanes:
+        place = (-1, 0)
+        for event in lane.events:
+            if event.kind == "line":
+                place = (event.data[1], event.data[2])
+            lines[id(event)] = place
+    return lines
+
+
+def in_words_where_parted(replay: Replay) -> str:
+    calls = replay.parted
+    lines = lines_of_calls(replay)
+    told = [f"rank {call.rank}: {asked(call)}, line {lines[id(call.begun)][1]}" for call in calls]
+    told += [
+        f"rank {rank}: no call" for rank in sorted(set(calls[0].members) - {call.rank for call in calls})
+    ]
+    return f"the ranks part at collective {calls[0].position + 1} of their group: {'; '.join(told)}"
+
+
+def asked(call: Call) -> str:
+    return f"{call.name} of {call.shapes[0]}" if call.shapes else call.name
 
 
 def slots_of(calls: list[Call]) -> dict[int, int]:

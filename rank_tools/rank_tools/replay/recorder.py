@@ -156,9 +156,10 @@ class Recorder:
         peer = next((given[name] for name in PEERS if name in given), None)
         if peer is not None and "group_name" not in given:
             peer = ranks[peer] if 0 <= peer < len(ranks) else None  # in the dispatcher a rank of the group
-        tensors = [] if "barrier" in func._opname else tensors_in(given)
+        handed_in = [] if "barrier" in func._opname else first_tensors(given)
+        tensors = [] if "barrier" in func._opname else tensors_in({"first": handed_in} | given)
         self.call_number += 1
-        size = sum(tensor.nbytes for tensor in first_tensors(given))
+        size = sum(tensor.nbytes for tensor in handed_in)
         self.write(
             "call", self.call_number, func._opname, group.group_name, ranks, peer, given.get("tag", 0), size,
             [describe(tensor) for tensor in tensors], [self.text_of(tensor) for tensor in tensors],

@@ -9,7 +9,7 @@ COLUMN = 130  # at least
 WIDEST = 1000  # of the picture
 LETTER = 6.3  # mean width in a font of 12 pixels
 ROW = 22
-ROWS = 58  # that fit into 1,400 pixels
+ROWS = 52  # that fit into 1,400 pixels
 TOP = 34
 LEFT = 20
 SLOT = 12  # between bars of one rank at the same time
@@ -77,9 +77,11 @@ class Picture:
             parts.append(f'<line x1="{x}" x2="{x}" y1="{TOP - 8}" y2="{self.bottom + 4}" stroke="#bbbbbb"/>')
             parts.append(text(x + 10, self.bottom + 12, self.fit(self.replay.waits.get(rank, "")), bold=True))
         for calls in self.sets:
-            for call in calls:
-                parts += self.bar(call) if has_bar(call) else []
+            parts += [self.bar(call) for call in calls if has_bar(call)]
             parts += self.arrow(calls) if calls[0].is_message else self.band(calls)
+        for calls in self.sets:
+            for call in calls:
+                parts += self.words(call) if has_bar(call) else []
         parts += [text(LEFT, height - 8, more)] if left_out else []
         return "\n".join([*parts, "</svg>", ""])
 
@@ -91,25 +93,41 @@ class Picture:
 
     def box(self, span: Span) -> list[str]:
         x, top = self.x[span.rank] - 14, self.y(span.begin) - 4
-        height = self.y(span.end) - top
+        height = self.y(span.end) - top - 8
         return [
             f'<rect x="{x}" y="{top}" width="{self.column - 10}" height="{height}" fill="{PALE}"/>',
-            text(x + 24, top + 14, self.fit(f"{span.line}: {span.source}")),
+            text(x + 24, top + 14, self.fit(f"{span.line}: {span.source}", 1)),
         ]
 
-    def bar(self, call: Call) -> list[str]:
-        slot = self.slots[id(call)]
-        x, top = self.x[call.rank] + SLOT * slot, self.y(call.begun.row)
+    def bar(self, call: Call) -> str:
+        x, top = self.x[call.rank] + SLOT * self.slots[id(call)], self.y(call.begun.row)
         height = (self.y(call.ended.row) if call.ended else self.bottom) - top
         style = f'fill="{FILL}"' if call.ended else 'fill="white" stroke-dasharray="3 2"'
+        return f'<rect x="{x - 5}" y="{top}" width="10" height="{height}" rx="3" {style} stroke="{INK}"/>'
+
+    def words(self, call: Call) -> list[str]:
+        """What it hands in, where it begins; what it has got, where it ends."""
         parts = [
-            f'<rect x="{x - 5}" y="{top}" width="10" height="{max(8, height)}" rx="3" {style} '
-            f'stroke="{INK}"/>',
-            text(x + 10, top + 10, self.fit(label(call), slot)),
+            self.beside(call, call.begun.row, label(call), any(call is other for other in self.replay.parted))
         ]
-        if call.ended and call.after and is_short(call.after[0]) and height > ROW / 2:
-            parts.append(text(x + 10, self.y(call.ended.row) + 1, self.fit(f"→ {call.after[0]}", slot)))
+        got = " ".join(text for text in changed(call) if is_short(text))
+        if call.ended and got:
+            parts.append(self.beside(call, call.ended.row, f"→ {got}", False, call.name))
         return parts
+
+    def beside(self, call: Call, row: int, words: str, bold: bool, name: str = "") -> str:
+        """``name`` tells whose words these are, where they stand beside another call's bar."""
+        open_slots = [
+            self.slots[id(other)]
+            for calls in self.sets
+            for other in calls
+            if other.rank == call.rank and id(other) in self.slots and other.begun.row <= row
+            if other.ended is None or row < other.ended.row
+        ]
+        slot = max(open_slots, default=0)
+        words = words if slot == self.slots[id(call)] else f"{name} {words}".lstrip()
+        x = self.x[call.rank] + 10 + SLOT * slot
+        return text(x, self.y(row) + 10, self.fit(words, slot), bold)
 
     def band(self, calls: list[Call]) -> list[str]:
         if len(calls) < max(2, len(calls[0].members)):
@@ -149,6 +167,10 @@ def rows_of(call: Call) -> set[int]:
 
 def has_bar(call: Call) -> bool:
     return not call.is_message or call.ended is None  # else the arrow says it
+
+
+def changed(call: Call) -> list[str]:
+    return [after for before, after in zip(call.before, call.after, strict=False) if after != before]
 
 
 def is_short(value: str) -> bool:
