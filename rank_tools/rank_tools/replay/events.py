@@ -22,6 +22,7 @@ NOTES = {
     "bye": "rank {rank} failed: {what}",
 }
 SLOTS = 6  # beside each other
+MOST_IN_SPAN = 16  # collectives of a line; more are a whole training
 DEFINITIONS = ("import ", "from ", "def ", "class ", "@", '"""', "async def ")
 FROM_ROOT = ("broadcast_", "broadcast", "scatter_")
 TO_ROOT = ("reduce_", "gather_", "gather_into_tensor_")
@@ -155,6 +156,7 @@ class Span:
     """A line during which its rank began several collectives, such as a backward of DDP."""
 
     rank: int
+    function: str
     line: int
     source: str
     begin: int
@@ -345,7 +347,9 @@ def say_who_waits(replay: Replay) -> None:
         for call in calls:
             if is_open(call, replay):
                 missing = sorted(set(partners(call)) - there)
-                whom = f"for rank{'s' * (len(missing) > 1)} {listed(missing)}" if missing else "for its end"
+                other = next((other for other in calls if asked(other) != asked(call)), None)
+                whom = "for its end" if other is None else f"but rank {other.rank} calls {other.name}"
+                whom = f"for rank{'s' * (len(missing) > 1)} {listed(missing)}" if missing else whom
                 replay.waits[call.rank] = f"waits {whom}"
                 told[call.rank] = f"waits in {described(call)}, {whom}"
     for rank in sorted({lane.rank for lane in replay.lanes}) if told else []:
@@ -377,7 +381,7 @@ def spans(replay: Replay) -> list[Span]:
         stack: list[tuple[int, Span]] = []  # frames, and the line in which each stands
         for event in lane.events:
             if event.kind == "line":
-                frame, file, line, *_, caller = event.data
+                frame, file, line, function, *_, caller = event.data
                 frames = [number for number, _ in stack]
                 kept = frames.index(frame) if frame in frames else len(frames)
                 if frame not in frames and caller in (0, *frames):
@@ -385,10 +389,11 @@ def spans(replay: Replay) -> list[Span]:
                 while len(stack) > kept:
                     span = stack.pop()[1]
                     span.end = event.row
-                    if len(span.calls) > 1 and not (of_lane and span.begin <= of_lane[-1].begin):
+                    is_innermost = not of_lane or of_lane[-1].begin < span.begin
+                    if 1 < len(span.calls) <= MOST_IN_SPAN and is_innermost and span.function != "<module>":
                         of_lane.append(span)
                 source = linecache.getline(replay.files[file], line).strip()
-                stack.append((frame, Span(lane.rank, line, source, event.row, event.row, [])))
+                stack.append((frame, Span(lane.rank, function, line, source, event.row, event.row, [])))
             elif id(event) in calls:
                 for _, span in stack:
                     span.calls.append(calls[id(event)])

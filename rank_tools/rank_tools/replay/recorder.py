@@ -217,6 +217,8 @@ class Recorder:
             return f"{type(tensor).__name__} {describe(tensor)}"
         if tensor.device.type != "cpu" or tensor.is_sparse or tensor.is_quantized:
             return describe(tensor)  # to read it would wait for the device
+        if is_freed(tensor):
+            return f"{describe(tensor)}, freed"
         if address_of(tensor) in self.in_flight:
             return f"{describe(tensor)}, in flight"
         version = version_of(tensor)
@@ -280,6 +282,13 @@ def nobody() -> None:
 
 def version_of(tensor) -> tuple:
     return (0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), tuple(tensor.shape))
+
+
+def is_freed(tensor) -> bool:
+    """Whether its storage was made too small for it, as FSDP does: to read it would crash the process."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    end = (tensor.storage_offset() + reach) * tensor.element_size()
+    return tensor.numel() > 0 and not tensor.is_meta and tensor.untyped_storage().nbytes() < end
 
 
 def address_of(tensor) -> int:

@@ -9,7 +9,7 @@ COLUMN = 130  # at least
 WIDEST = 1000  # of the picture
 LETTER = 6.3  # mean width in a font of 12 pixels
 ROW = 22
-ROWS = 52  # that fit into 1,400 pixels
+ROWS = 42  # of calls, so that a picture is no higher than 1,400 pixels
 TOP = 34
 LEFT = 20
 SLOT = 12  # between bars of one rank at the same time
@@ -52,7 +52,8 @@ class Picture:
         self.rows = {row: number for number, row in enumerate(sorted(used))}
         self.slots = slots_of([call for calls in self.sets for call in calls if has_bar(call)])
         labels = [label(call) for calls in self.sets for call in calls]
-        letters = max([len(text) for text in [*labels, *replay.waits.values()]], default=0)
+        labels += [f"{words}    " for words in replay.waits.values()]  # bold ones are wider
+        letters = max(map(len, labels), default=0)
         most = (WIDEST - LEFT) // len(self.ranks)
         self.column = min(max(COLUMN, int(30 + LETTER * letters)), max(COLUMN, most))
         self.x = {rank: LEFT + self.column * number + 20 for number, rank in enumerate(self.ranks)}
@@ -60,8 +61,8 @@ class Picture:
 
     def svg(self) -> str:
         left_out = len(self.replay.together) - len(self.sets)
-        width = max(LEFT + self.column * len(self.ranks), 260)
-        height = self.bottom + ROW * (1 + bool(left_out))
+        width = max(LEFT + self.column * len(self.ranks), 360)
+        height = self.bottom + ROW * (1 + bool(left_out) + bool(self.replay.parted))
         more = f"… {left_out:,} communications {'before' if self.replay.waits else 'after'} these"
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
@@ -82,8 +83,17 @@ class Picture:
         for calls in self.sets:
             for call in calls:
                 parts += self.words(call) if has_bar(call) else []
-        parts += [text(LEFT, height - 8, more)] if left_out else []
-        return "\n".join([*parts, "</svg>", ""])
+        if self.replay.parted and self.replay.parted in self.sets:
+            y = self.y(min(call.begun.row for call in self.replay.parted)) - 5
+            parts.append(f'<line x2="{width}" y1="{y}" y2="{y}" stroke="{INK}" stroke-dasharray="6 3"/>')
+            parts.append(
+                text(LEFT, height - 8, "below the dashed line the ranks call different things", bold=True)
+            )
+        parts += [text(LEFT, height - 8 - ROW * bool(self.replay.parted), more)] if left_out else []
+        words = [part for part in parts if part.startswith("<text")]
+        shapes = [part for part in parts if not part.startswith("<text")]
+        halo = '<g paint-order="stroke" stroke="white" stroke-width="3">'
+        return "\n".join([*shapes, halo, *words, "</g>", "</svg>", ""])
 
     def y(self, row: int) -> int:
         return TOP + ROW * self.rows[row]
@@ -174,7 +184,7 @@ def changed(call: Call) -> list[str]:
 
 
 def is_short(value: str) -> bool:
-    return value.startswith("[") and len(value) <= LONGEST
+    return value[:1] in tuple("[-0123456789") and len(value) <= LONGEST
 
 
 def cut(words: str, longest: int) -> str:
