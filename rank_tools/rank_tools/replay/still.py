@@ -51,8 +51,9 @@ class Picture:
         used.update(row for span in self.spans for row in (span.begin, span.end))
         self.rows = {row: number for number, row in enumerate(sorted(used))}
         self.slots = slots_of([call for calls in self.sets for call in calls if has_bar(call)])
-        labels = [label(call) for calls in self.sets for call in calls]
+        labels = [label(call) + "  " * self.slots.get(id(call), 0) for calls in self.sets for call in calls]
         labels += [f"{words}    " for words in replay.waits.values()]  # bold ones are wider
+        labels += [cut(f"  {span.line}: {span.source}", LONGEST) for span in self.spans]
         letters = max(map(len, labels), default=0)
         most = (WIDEST - LEFT) // len(self.ranks)
         self.column = min(max(COLUMN, int(30 + LETTER * letters)), max(COLUMN, most))
