@@ -21,7 +21,7 @@ def main(timeout_s: float = 20.0) -> None:
         gradient = torch.full((4,), float(rank + batch))
         dist.all_reduce(gradient)
     print(f"rank {rank} has used its {batches} batches")
-    time.sleep(2 * timeout_s)  # rank 0 writes a report: nothing has failed, its connections are open
+    time.sleep(2 * timeout_s)  # rank 0 writes a report; nothing has failed
     dist.destroy_process_group()
 
 
