@@ -112,11 +112,21 @@ def times_of_files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in files}
 
 
+def labels_tested(*arguments: str | Path) -> int:
+    done = warm_torchrun(SCRIPT, *arguments, "--evaluate")
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stdout.splitlines() if "test_loss" in line]
+    return json.loads(line)["labels"]
+
+
 @pytest.mark.slow
 def test_another_text_another_vocabulary_and_other_settings_are_refused(tokens: Path, tmp_path: Path):
     common = (*SMALL.split(), "--steps", "3", "--checkpoints", tmp_path / "run")
     exported = ("--export", tmp_path / "model")
     assert warm_torchrun(SCRIPT, *common, "--tokens", tokens, *exported).returncode == 0
+    tested = (*common, "--tokens", tokens, "--eval-rows")
+    few, all_of_them = (labels_tested(*tested, rows) for rows in ("2", "9"))
+    assert 0 < few < all_of_them  # of the 3 rows there are
     before = times_of_files(tmp_path / "run")
     other = tmp_path / "other"
     lab_29_tokens.write(other, [[1, 2, 3]] * 200, vocabulary=50, end=49)
