@@ -1,6 +1,7 @@
 """Which learning rates a way of lesson 14 gets: the sweep's table is asked by the images to tune by."""
 
 from lesson_14.sweep import Row
+from lesson_14.traffic import traffic
 from lesson_14.workers import WAYS, Config
 
 NEVER = 2 * Config().steps  # what a run counts that does not reach the target, when a learning rate is chosen
@@ -78,6 +79,10 @@ def check_claims(rows: list[Row]) -> None:
         assert seeds(rows, way, "all-reduce") == (5, 0, 0)
     more = more_steps(rows, "top 10 %", "all-reduce")
     assert (min(more), max(more)) == (12, 36)
+    sums = {way: sum(row.test_95 for row in tuned(rows, way, 0.95)) for way in [*few_bytes, "all-reduce"]}
+    times = [sums[way] / sums["all-reduce"] for way in few_bytes]
+    assert (round(min(times), 1), round(max(times), 1)) == (1.8, 3.2)
+    assert round(traffic("top 10 %", 8).bytes / traffic("all-reduce", 8).bytes, 2) == 0.8
     lower = [end_of(rows, "all-reduce") - end_of(rows, way) for way in few_bytes]
     assert (round(min(lower), 1), round(max(lower), 1)) == (0.2, 1.4)
     of_diloco = [seeds(rows, f"DiLoCo, H = {every}", f"local SGD, H = {every}") for every in (4, 16)]
