@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler, TensorDataset
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the colours of ImageNet, by torchvision
+
 
 class DataError(Exception):
     """Its text says what does not fit."""
@@ -65,21 +67,26 @@ class RankBatches(Sampler[list]):
             yield [(epoch, image) for image in mine]
 
 
-class Shifted(Dataset):
-    """Each image moved by up to one pixel. The same image in the same epoch moves alike on every rank."""
+class Seeded(Dataset):
+    """Whatever an image's transform draws, the same image in the same epoch gets the same, on every rank."""
 
-    def __init__(self, images: Dataset, seed: int, is_on: bool = True) -> None:
+    def __init__(self, images: Dataset, seed: int) -> None:
         self.images = images
         self.seed = seed
-        self.is_on = is_on
 
     def __getitem__(self, position: tuple[int, int]) -> tuple[torch.Tensor, int]:
         epoch, index = position
-        image, label = self.images[index]
-        if not self.is_on:
-            return image, label
-        own = random.Random(seed_of(self.seed, "augmentation", epoch, index))
-        return torch.roll(image, (own.randint(-1, 1), own.randint(-1, 1)), (1, 2)), label
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed_of(self.seed, "augmentation", epoch, index))
+            return self.images[index]
+
+
+class Shifted(TensorDataset):
+    """Images, each moved by up to one pixel at random."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image, label = super().__getitem__(index)
+        return torch.roll(image, torch.randint(-1, 2, (2,)).tolist(), (1, 2)), label
 
 
 class Data(NamedTuple):
@@ -97,7 +104,7 @@ class Data(NamedTuple):
             raise DataError("the machines of this job have different images")
 
 
-def digits() -> Data:
+def digits(augment: bool = False) -> Data:
     """1,797 images of 8 x 8 that scikit-learn brings along; 1,437 to train on and 360 to test with."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -107,7 +114,7 @@ def digits() -> Data:
     images = rows[:, :64].reshape(-1, 1, 8, 8) / 16
     labels = rows[:, 64].long()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    train = TensorDataset(images[order[:1437]], labels[order[:1437]])
+    train = (Shifted if augment else TensorDataset)(images[order[:1437]], labels[order[:1437]])
     test = TensorDataset(images[order[1437:]], labels[order[1437:]])
     return Data(train, test, 10, seed_of(rows.tolist()))
 
@@ -132,10 +139,11 @@ class Files(Dataset):
         return self.transform(default_loader(str(self.folder / name))), int(self.labels[index])
 
 
-def images_of(folder: Path, side: int) -> Data:
+def images_of(folder: Path, side: int, augment: bool = False) -> Data:
     """Images of a folder with train/CLASS/ and test/CLASS/, known by their names and some of their files.
 
-    Rank 0 alone lists the folder: a file system with millions of files is slow to list. Collective.
+    ``augment``: train on a random part of 8 to 100 % of an image's area, half of them mirrored. Rank 0 alone
+    lists the folder, which takes long with millions of files; the others wait, up to --timeout. Collective.
     """
     from torchvision import transforms
 
@@ -143,11 +151,15 @@ def images_of(folder: Path, side: int) -> Data:
     dist.broadcast_object_list(found)
     if isinstance(found[0], str):
         raise DataError(found[0])
-    cut = transforms.Compose([transforms.Resize(side), transforms.CenterCrop(side), transforms.ToTensor()])
+    rest = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    larger = side * 8 // 7  # 256 for 224
+    cut = transforms.Compose([transforms.Resize(larger), transforms.CenterCrop(side), *rest])
+    at_random = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+    to_train_on = transforms.Compose([*at_random, *rest]) if augment else cut
     (names, labels, classes), (test_names, test_labels, _) = found[0]
     few = [folder / name for name in names[:: math.ceil(len(names) / 8)]]
     known_by = seed_of(names + test_names, [file.read_bytes() if file.is_file() else None for file in few])
-    train = Files(folder, names, labels, cut)
+    train = Files(folder, names, labels, to_train_on)
     return Data(train, Files(folder, test_names, test_labels, cut), len(classes), known_by)
 
 

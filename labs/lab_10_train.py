@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab_10_batches import Data, DataError, RankBatches, Shifted, digits, images_of, seed_of
+from lab_10_batches import Data, DataError, RankBatches, Seeded, digits, images_of, seed_of
 from lab_11_checkpointing import Checkpoints, Refused
 from lab_13_stopping import SAVED_AND_LEFT, StopSign, ignore_signals, run_rank, store_of_this_attempt
 
@@ -56,7 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--warm-up", type=int, default=20, help="steps in which the learning rate grows")
     add("--weight-decay", type=float, default=1e-4, help="of matrices and filters, not of norms and biases")
     add("--clip", type=float, default=1.0, help="highest norm of the gradient; 0: any")
-    add("--augment", action="store_true", help="shift the images to train on at random")
+    add("--augment", action="store_true", help="crop and mirror images of a folder at random, shift digits")
     add(
         "--amp", nargs="?", const="bf16", choices=["bf16", "fp16"], help="use half precision where it is safe"
     )
@@ -122,7 +122,7 @@ def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[Data
     common |= {"worker_init_fn": ignore_signals, "pin_memory": ranks.device.type == "cuda"}
     common["multiprocessing_context"] = "fork" if options.workers and sys.platform == "linux" else None
     batches = RankBatches(len(data.train), options.batch_size, options.seed, ranks.rank, ranks.size)
-    to_train = DataLoader(Shifted(data.train, options.seed, options.augment), batch_sampler=batches, **common)
+    to_train = DataLoader(Seeded(data.train, options.seed), batch_sampler=batches, **common)
     share = range(ranks.rank, len(data.test), ranks.size)  # not padded, so that each image counts once
     fits = options.micro_batch or math.ceil(options.batch_size / ranks.size)  # with gradients, even
     return to_train, DataLoader(Subset(data.test, share), batch_size=fits, **common)
@@ -137,11 +137,11 @@ class Images:
         self.options = options
 
     def data(self) -> Data:
-        folder = self.options.data
-        return digits() if folder == "digits" else images_of(Path(folder), self.options.side)
+        folder, side, augment = self.options.data, self.options.side, self.options.augment
+        return digits(augment) if folder == "digits" else images_of(Path(folder), side, augment)
 
     def model(self, data: Data) -> nn.Module:
-        channels, side, _ = data.train[0][0].shape
+        channels, side, _ = data.test[0][0].shape
         if self.options.model == "convnet":  # group norm does not mix the images of a batch
             first = [nn.Conv2d(channels, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)]
             second = [nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU(), nn.Flatten()]
@@ -191,7 +191,7 @@ class Trainer:
         self.step = 0  # optimizer steps that are done
         model = build(data, options, ranks, task)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model.eval()(self.move(data.train[0][0][None]))
+            model.eval()(self.move(data.test[0][0][None]))
         self.flops_per_sample = 3 * counter.get_total_flops()  # backward computes twice as much as forward
         where = [ranks.device.index] if ranks.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model.train(), device_ids=where, gradient_as_bucket_view=True)

@@ -136,6 +136,7 @@ class Checkpoints:
     may_change: frozenset[str] = frozenset()  # names of settings that may differ when a run resumes
     only_read: bool = False  # take no lock, write nothing
     keep_every: int | None = None  # checkpoints of each multiple of this step are never removed
+    stop_after: int | None = 2  # saves in a row that fail: ``Refused``, before days of work depend on none
 
     def __post_init__(self) -> None:
         assert not self.more.keys() & {"model", "optimizer"}, "more: choose other names"
@@ -143,6 +144,7 @@ class Checkpoints:
         self.step = 0  # of the newest checkpoint that is complete or under way
         self.under_way = None
         self.failure = ""  # of the last save
+        self.failures = 0  # in a row
         self.is_first = True  # no save yet
         if not self.only_read:
             self.on_rank_0(self.take_folder)
@@ -191,10 +193,17 @@ class Checkpoints:
         return ""
 
     def save(self, step: int) -> None:
-        """Begin to save, unless this step is saved already; a thread writes."""
+        """Begin to save, unless this step is saved already; a thread writes.
+
+        If the last ``stop_after`` saves have failed, this one is waited for; raises ``Refused`` if it fails.
+        """
         if step == self.step:
             return
         self.wait()
+        if self.stop_after and self.failures >= self.stop_after:
+            if self.finish(step):
+                return
+            raise Refused(f"{self.stop_after} saves before that have failed, too: see {self.folder}")
         state = self.state()
         if self.is_first:
             self.refuse_different_replicas(state["model"])
@@ -252,6 +261,7 @@ class Checkpoints:
             try:
                 self.under_way.result()
                 self.failure = ""
+                self.failures = 0
             except dcp.api.CheckpointException as error:  # it is no Exception; DCP raises it on all ranks
                 part = self.folder / f"step_{self.step:08d}.part"
                 if dist.get_rank() == 0:
@@ -259,12 +269,15 @@ class Checkpoints:
                 if dist.get_rank() == 0:
                     print(f"{part.stem} was not saved: {last_line(error)}", file=sys.stderr)
                 self.failure = last_line(error)
+                self.failures += 1
                 self.step = 0
             self.under_way = None
         return not self.failure
 
     def finish(self, step: int) -> bool:
         """Save the last step, and once more if that fails. Returns whether it is saved."""
+        self.wait()
+        self.failures = 0  # the last step is tried, whatever happened before
         self.save(step)
         if not self.wait():
             time.sleep(AGAIN_S)

@@ -4,7 +4,9 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_11_loop.py
 Written by:  notebooks/11_checkpoints.ipynb (edit it there)
 """
 
+import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,11 +15,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lab_11_checkpointing import Checkpoints, Refused
-from lab_13_stopping import run_rank
+from lab_13_stopping import run_rank, store_of_this_attempt
 
 
 def main(folder: Path = Path("checkpoints")) -> int:
-    dist.init_process_group("gloo")
+    store = store_of_this_attempt(timedelta(minutes=10))  # torchrun's may be of an attempt that died
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters())
@@ -33,7 +37,7 @@ def main(folder: Path = Path("checkpoints")) -> int:
         if step % 10 == 0:
             checkpoints.save(step)
     saved = checkpoints.finish(step)
-    if dist.get_rank() == 0:
+    if rank == 0:
         print(f"step {step}, saved: {saved}")
     return 0 if saved else 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
+import torch.distributed.nn.functional  # works around an abort at exit over gloo; your script may not need it
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

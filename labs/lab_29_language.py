@@ -33,10 +33,12 @@ from lab_29_llama import Llama, ModelError, Sizes, export, initialize, load, siz
 from lab_29_tokens import IGNORED, Tokens, batch_of, descriptions, read, rows_in
 
 # When a run resumes, FREE options may differ, and with --allow-changes the CHANGEABLE ones; no others.
-FREE = {"allow_changes", "checkpoints", "device", "eval_every", "evaluate", "export", "keep", "log_every"}
-FREE |= {"llama", "peak_tflops", "replicate", "save_every", "timeout", "tokens"}
-CHANGEABLE = {"clip", "compile", "lr", "micro_batch", "min_lr", "recompute", "steps", "warm_up"}
-CHANGEABLE |= {"weight_decay"}
+FREE = {"allow_changes", "checkpoints", "device", "eval_every", "eval_rows", "evaluate", "export", "keep"}
+FREE |= {"keep_every", "llama", "log_every", "peak_tflops", "replicate", "save_every", "save_minutes"}
+FREE |= {"timeout", "tokens"}
+CHANGEABLE = {"clip", "compile", "lr", "micro_batch", "min_lr", "recompute", "reduce_each_piece", "steps"}
+CHANGEABLE |= {"warm_up", "weight_decay"}
+MAY_BE_0 = {"clip", "lr", "min_lr", "save_minutes", "seed", "warm_up", "weight_decay"}
 ATEN = torch.ops.aten
 COSTLY = {  # what selective checkpointing keeps: products of matrices, and attention
     ATEN.mm.default,
@@ -64,6 +66,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--heads", type=int, default=Sizes.heads, help="of queries")
     add("--kv-heads", type=int, default=Sizes.kv_heads, help="of keys and values")
     add("--tied", action="store_true", help="the output layer has the embedding's weight")
+    add("--theta", type=float, default=Sizes.theta, help="of the rotary positions; Llama 3: 500000")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: GPUs, if there are any")
     add("--replicate", type=int, default=1, help="HSDP: copies of the model; each is sharded over the rest")
     add(
@@ -74,6 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=200, help="optimizer steps")
     add("--batch-size", type=int, default=32, help="rows per step, of all ranks together")
     add("--micro-batch", type=int, help="rows per forward pass and rank; gradients add up to a step")
+    add("--reduce-each-piece", action="store_true", help="keep gradients in shards between the pieces")
     add("--lr", type=float, default=3e-3, help="highest learning rate, after the warm-up")
     add("--min-lr", type=float, default=0.1, help="the last learning rate, as a part of the highest")
     add("--warm-up", type=int, default=20, help="steps in which the learning rate grows")
@@ -82,10 +86,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of all that is random")
     add("--checkpoints", type=Path, metavar="FOLDER", help="save there, and resume from the newest one there")
     add("--save-every", type=int, default=100, help="steps between two checkpoints")
-    add("--keep", type=int, default=2, help="checkpoints to keep")
+    add("--save-minutes", type=float, help="minutes between two checkpoints, beside --save-every; None: any")
+    add("--keep", type=int, default=2, help="newest checkpoints to keep")
+    add("--keep-every", type=int, help="also keep the checkpoint of each multiple of this step, for ever")
     add("--allow-changes", action="store_true", help=f"these may differ: {', '.join(sorted(CHANGEABLE))}")
     add("--eval-every", type=int, default=100, help="steps between two evaluations")
-    add("--evaluate", action="store_true", help="only test the newest checkpoint")
+    add("--eval-rows", type=int, default=1024, help="rows of an evaluation, spread over those to test with")
+    add("--evaluate", action="store_true", help="only test the newest checkpoint, and --export it")
     add("--export", type=Path, metavar="FOLDER", help="at the end, write the model there for transformers")
     add("--log-every", type=int, default=10, help="steps between two lines of JSON")
     add("--peak-tflops", type=float, help="of a GPU in this precision, from its data sheet, to log the MFU")
@@ -94,7 +101,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if unknown:
         raise Refused(f"unknown option {unknown[0]}; --help lists all")
     for name, value in vars(options).items():
-        lowest = 0 if name in ("lr", "min_lr", "warm_up", "weight_decay", "clip", "seed") else 1
+        lowest = 0 if name in MAY_BE_0 else 1
         if type(value) in (int, float) and not lowest <= value < math.inf:
             raise Refused(f"--{name.replace('_', '-')} must be a number from {lowest}, not {value}")
     return options
@@ -127,6 +134,8 @@ def build(sizes: Sizes, options: argparse.Namespace, ranks: Ranks) -> Llama:
             block.forward = torch.compile(block.forward, dynamic=False)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)  # the rest: embedding, last norm, output layer
+    if buffers := [name for name, _ in model.named_buffers()]:  # to_empty would leave them without values
+        raise ModelError(f"{buffers[0]} is a buffer: compute it in the forward pass, or fill it in build")
     model.to_empty(device=ranks.device)
     if options.llama:
         load(model, options.llama)
@@ -150,7 +159,7 @@ class Trainer:
         self.micro_batch = min(options.micro_batch or largest_share, largest_share)
         self.pieces = math.ceil(largest_share / self.micro_batch)  # forward passes of a step, on each rank
         self.end = None if options.across_documents else tokens.end
-        fields = ("layers", "width", "heads", "kv_heads", "ffn", "tied")
+        fields = ("layers", "width", "heads", "kv_heads", "ffn", "tied", "theta")
         given = {name: getattr(options, name) for name in fields}
         self.sizes = sizes_in(options.llama) if options.llama else Sizes(tokens.vocabulary, **given)
         if self.sizes.vocabulary < tokens.vocabulary:
@@ -177,12 +186,14 @@ class Trainer:
             for batch in order:
                 yield [row for _, row in batch]
 
-    def pieces_of(self, stream: torch.Tensor, rows: list[int], pieces: int) -> list[tuple[torch.Tensor, ...]]:
-        """(tokens, labels) of so many forward passes; missing rows have no labels."""
-        size = pieces * self.micro_batch
-        batch = batch_of(stream, rows, self.options.length, self.tokens.end, size)
-        tokens, labels = (part.to(self.ranks.device) for part in batch)
-        return list(zip(tokens.split(self.micro_batch), labels.split(self.micro_batch), strict=True))
+    def pieces_of(
+        self, stream: torch.Tensor, rows: list[int], pieces: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(tokens, labels) of so many forward passes, one at a time; missing rows have no labels."""
+        for first in range(0, pieces * self.micro_batch, self.micro_batch):
+            mine = rows[first : first + self.micro_batch]
+            batch = batch_of(stream, mine, self.options.length, self.tokens.end, self.micro_batch)
+            yield tuple(part.to(self.ranks.device) for part in batch)
 
     def learning_rate(self) -> float:
         rise = min(1.0, (self.step + 1) / max(1, self.options.warm_up))
@@ -195,11 +206,12 @@ class Trainer:
         torch.manual_seed(seed_of(self.options.seed, "noise", self.step, self.ranks.rank))
         for group, decay in zip(self.optimizer.param_groups, (self.options.weight_decay, 0.0), strict=True):
             group.update(lr=self.learning_rate(), weight_decay=decay)  # resume has restored the old ones
-        pieces = self.pieces_of(self.tokens.train, rows, self.pieces)
+        pieces = list(self.pieces_of(self.tokens.train, rows, self.pieces))
         labels_of_all = sum((labels != IGNORED).sum() for _, labels in pieces)
         dist.all_reduce(labels_of_all)
         for number, (tokens, labels) in enumerate(pieces, start=1):
-            self.model.set_requires_gradient_sync(number == self.pieces)  # the last reduces and scatters
+            is_reduced = number == self.pieces or self.options.reduce_each_piece
+            self.model.set_requires_gradient_sync(is_reduced)  # else whole gradients wait for the last piece
             loss = self.model(tokens, labels, self.end)
             (loss * self.ranks.size / labels_of_all.clamp(min=1)).backward()  # FSDP divides by the ranks
             self.losses += loss.detach()
@@ -218,8 +230,9 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """The mean loss of all test labels. Each rank makes as many forward passes: they are collective."""
-        rows = range(rows_in(self.tokens.test, self.options.length))
+        """The mean loss of the test rows. Each rank makes as many forward passes: they are collective."""
+        there = rows_in(self.tokens.test, self.options.length)
+        rows = range(0, there, math.ceil(there / self.options.eval_rows))
         mine = list(rows[self.ranks.rank :: self.ranks.size])
         most = math.ceil(len(rows) / self.ranks.size)
         sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)  # of losses, of labels
@@ -272,7 +285,8 @@ def open_checkpoints(trainer: Trainer) -> Checkpoints:
     settings["tokens"] = trainer.tokens.known_by  # not --tokens: they may be elsewhere in the next job
     settings |= vars(trainer.sizes)
     allowed = CHANGEABLE if options.allow_changes else frozenset()
-    rules = {"keep": options.keep, "may_change": allowed, "only_read": options.evaluate}
+    rules = {"keep": options.keep, "keep_every": options.keep_every}
+    rules |= {"may_change": allowed, "only_read": options.evaluate}
     state = {"model": trainer.model, "optimizer": trainer.optimizer}
     return Checkpoints(options.checkpoints, settings, trainer.new_group(), **state, **rules)
 
@@ -299,7 +313,7 @@ def train(options: argparse.Namespace) -> int:
         trainer.evaluate()
     stopped = False
     if not options.evaluate:
-        stop_sign = StopSign(trainer.new_group())
+        stop_sign = StopSign(trainer.new_group(), save_every_s=60 * (options.save_minutes or math.inf))
         stopped = train_steps(trainer, checkpoints, stop_sign)
         stop_sign.finish()
         if checkpoints and not checkpoints.finish(trainer.step):
@@ -322,7 +336,9 @@ def train_steps(trainer: Trainer, saver: Checkpoints | None, stop: StopSign) -> 
         trainer.train_step(next(batches))
         stopped = stop.seen_by_all()
         is_last = stopped or trainer.step == options.steps
-        is_saved = is_last or trainer.step % options.save_every == 0
+        every = [options.save_every, options.keep_every]
+        is_due = any(steps and trainer.step % steps == 0 for steps in every)
+        is_saved = is_last or is_due or stop.save_now
         is_logged = is_last or trainer.step % options.log_every == 0
         if (is_saved or is_logged) and not trainer.is_finite():
             if saver:

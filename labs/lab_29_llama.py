@@ -213,16 +213,25 @@ def initialize(model: Llama, seed: int) -> None:
     """The same first values on any number of ranks: each parameter has a seed of its own."""
     depth = math.sqrt(2 * model.model.sizes.layers)
     for name, parameter in model.named_parameters():
-        whole = torch.ones(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        if parameter.ndim > 1:  # all but the norms
+        whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)  # of a bias
+        if name.endswith("norm.weight"):
+            whole.fill_(1.0)
+        elif parameter.ndim > 1:
             generator = torch.Generator(parameter.device).manual_seed(seed_of(seed, "weights", name))
             std = 0.02 / depth if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
             whole.normal_(0.0, std, generator=generator)
+        elif not name.endswith("bias"):
+            raise ModelError(f"{name}: say in initialize which first value it has")
         fill(parameter, whole)
 
 
 def sizes_in(folder: Path) -> Sizes:
-    """Of a Llama in the form of transformers: a folder with ``config.json`` and ``*.safetensors``."""
+    """Of a Llama in the form of transformers: a folder with ``config.json`` and ``*.safetensors``.
+
+    Others of the family, by their files in transformers: a Mistral without a sliding window is the same;
+    Qwen2 has biases in q_proj, k_proj and v_proj; Qwen3 normalizes each head's queries and keys, and its
+    heads have a width of their own. Change ``Attention``, then let them pass here.
+    """
     try:
         config = json.loads((folder / "config.json").read_text())
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -238,7 +247,8 @@ def sizes_in(folder: Path) -> Sizes:
     head_width = config.get("head_dim") or sizes.width // sizes.heads
     if config.get("model_type") != "llama" or kind not in ("default", "llama3") or extras:
         raise ModelError(
-            f"{folder}: a {config.get('model_type')} with rope {kind}, {extras} is not supported"
+            f"{folder}: a {config.get('model_type')} with rope {kind}, {extras} is not supported; "
+            "sizes_in of lab_29_llama.py says what others of the family need"
         )
     if head_width != sizes.width // sizes.heads:
         raise ModelError(f"{folder}: heads of {head_width} are not width / heads")

@@ -5,7 +5,10 @@ Writes a folder of tokens, bytes as tokens, from text files; each paragraph is a
 Run it:      python labs/lab_29_tokens.py FOLDER TEXT...
 Written by:  notebooks/29_language_model.ipynb (edit it there)
 
-For a tokenizer of your own call ``write(folder, documents, vocabulary, end)`` with lists of its tokens.
+With a tokenizer of transformers, a list of documents for each text:
+
+    tokens = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
+    write(Path("TOKENS"), tokens, len(tokenizer), tokenizer.eos_token_id)
 """
 
 import hashlib
@@ -23,7 +26,7 @@ from lab_10_batches import DataError
 
 IGNORED = -100  # a label that counts for nothing, as in F.cross_entropy
 BYTES_AND_END = 257  # a vocabulary: each byte is a token, 256 ends a document
-TEST_EVERY = 20  # of so many documents one is for testing
+TEST_EVERY = 20  # of so many documents one is for testing; of a large text fewer will do
 DTYPES = {2: torch.uint16, 4: torch.uint32}
 
 
@@ -61,7 +64,13 @@ def batch_of(
     return tokens, labels
 
 
-def write(folder: Path, documents: Iterable[Sequence[int]], vocabulary: int, end: int) -> None:
+def write(
+    folder: Path,
+    documents: Iterable[Sequence[int]],
+    vocabulary: int,
+    end: int,
+    test_every: int = TEST_EVERY,
+) -> None:
     """Write ``train.bin``, ``test.bin`` and ``about.json``, which is last: without it there is no folder."""
     kind = "H" if vocabulary <= 2**16 else "I"
     about = {"vocabulary": vocabulary, "end": end, "bytes": array(kind).itemsize}
@@ -74,7 +83,7 @@ def write(folder: Path, documents: Iterable[Sequence[int]], vocabulary: int, end
             if tokens and not 0 <= max(tokens) < vocabulary:
                 raise DataError(f"document {number} has the token {max(tokens)}, the vocabulary {vocabulary}")
             tokens.append(end)
-            tokens.tofile(test if number % TEST_EVERY == TEST_EVERY - 1 else train)
+            tokens.tofile(test if number % test_every == test_every - 1 else train)
     for name in ("train.bin", "test.bin"):
         with (folder / name).open("rb") as stream:
             about[name] = hashlib.file_digest(stream, "sha256").hexdigest()

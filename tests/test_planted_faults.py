@@ -20,7 +20,7 @@ from tests.planted import Fault, all_faults, changed, place_of
 
 FAULTS = all_faults()
 # One measures, one is an example, one needs transformers, which is not installed: no fault turns them red.
-CLAIMS_NOTHING = {"09_bench_ddp", "11_loop", "29_transformers"}
+CLAIMS_NOTHING = {"09_bench_ddp", "11_loop", "12_one_more", "29_transformers"}
 SHORTEST_WORDS = 12
 LAB_RUN = re.compile(r"\blab_(\d\d_\w+)\.py|\blesson_(\d\d)/(?:proof_)?(\w+)\.py")
 KEPT = re.compile(r"/proof_(\w+)\.txt")  # what proofs that shared a launch have said

@@ -18,7 +18,7 @@ MANY = 20_000
 
 
 def line(seconds: float, number: int, **changes: str) -> list:
-    return ["line", seconds, 0, 1, 0, number, "main", changes]
+    return ["line", seconds, 0, 1, 0, number, "main", changes, 0]
 
 
 def reduce(seconds: float, number: int, **more: list) -> list[list]:

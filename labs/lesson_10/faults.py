@@ -103,16 +103,16 @@ FAULTS: list[Fault] = [
     # Each rank keeps its own sums of the gradient.
     Fault(
         lab="lesson_10/sync_batch_norm",
-        old="dist.all_reduce(sums, group=ctx.group)",
-        new="dist.all_reduce(sums.clone(), group=ctx.group)",
+        old="mean = sums / count\n",
+        new="mean = sums.detach() / count\n",
         told="2 rank(s), even shares, step 0: gradient of x: differs by",
         run="10_sync_batch_norm",
         ranks=4,
     ),
     Fault(
         lab="lesson_10/sync_batch_norm",
-        old="        dist.all_gather(ranks, own, group=group)\n",
-        new="        dist.all_gather(ranks, own, group=group)\n        dist.all_reduce(own, group=group)\n",
+        old="        mean = sums / count\n",
+        new="        dist.all_reduce(count.clone(), group=self.group)\n        mean = sums / count\n",
         told="one collective per pass, not",
         run="10_sync_batch_norm",
         ranks=4,

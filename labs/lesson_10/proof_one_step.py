@@ -236,8 +236,8 @@ def shift_of(before: torch.Tensor, after: torch.Tensor) -> tuple[int, int]:
 
 def augmentation(data: script.Data) -> None:
     """It depends on the epoch and the image alone."""
-    shifted = script.Shifted(data.train, seed=0)
-    again = script.Shifted(data.train, seed=0)
+    augmented = script.digits(augment=True).train
+    shifted, again = (script.Seeded(augmented, seed=0) for _ in range(2))
     images = [data.train[index][0] for index in range(20)]
     first = [shift_of(images[index], shifted[(0, index)][0]) for index in range(20)]
     second = [shift_of(images[index], shifted[(1, index)][0]) for index in range(20)]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from torch import nn
 
 from shared.runtime.errors import InputError
 from shared.tools.course import SCRIPT
@@ -14,7 +13,6 @@ from tests.helpers import ROOT
 from tests.launch import Job, run_job, warm_torchrun
 
 from lesson_10 import diffs
-from lesson_10.sync_batch_norm import convert_batch_norm
 
 NOTEBOOK = ROOT / "notebooks" / "10_training_template.ipynb"
 DIFFS = diffs.diffs_of(NOTEBOOK)
@@ -89,8 +87,3 @@ def test_our_batch_norm_works_in_a_resnet_and_with_uneven_micro_batches():
     done = warm_torchrun(Path(__file__).with_name("batch_norm_in_resnet.py"), PYTHONPATH=str(ROOT / "labs"))
     assert done.returncode == 0, done.stdout
     assert "in micro-batches; the loss is finite: True\n" in done.stdout
-
-
-def test_what_our_batch_norm_does_not_do_is_refused():
-    with pytest.raises(ValueError, match="only with affine"):
-        convert_batch_norm(nn.Sequential(nn.BatchNorm1d(3, affine=False)))

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from labs import lab_10_batches
 from tests.helpers import ROOT, Done, command, environment, torchrun_command
 from tests.launch import warm_torchrun
 from tests.rules.labs import siblings
@@ -511,16 +513,17 @@ def test_a_signal_in_the_evaluation_stops_the_run_after_it(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -f in units of 1,024 bytes")
-def test_a_full_disk_is_told_at_each_save_and_at_the_end_what_is_lost(tmp_path: Path):
+def test_a_full_disk_is_told_at_each_save_and_ends_the_run_at_the_third(tmp_path: Path):
     """No file may grow beyond 100 KiB here; a rank's part of a checkpoint is larger."""
     folder = tmp_path / "run"
-    script = f"ulimit -f 100; exec '{sys.executable}' '{TRAIN}' --epochs 3 --checkpoints '{folder}'"
+    script = f"ulimit -f 100; exec '{sys.executable}' '{TRAIN}' --epochs 5 --checkpoints '{folder}'"
     done = command("bash", "-c", script)
-    assert done.returncode == 1, done.stdout
-    *each, last = told_of(done)
+    assert done.returncode == 2, done.stdout
+    *each, last, stops = told_of(done)
     assert [line[:27] for line in each] == [f"step_000000{n} was not saved" for n in (29, 58, 87, 87)]
     assert last.startswith("step_00000087 was not saved in two tries, and all since the start is lost: ")
-    assert [line["epoch"] for line in lines_of(done) if "epoch" in line] == [1, 2, 3]
+    assert stops == f"2 saves before that have failed, too: see {folder}"
+    assert [line["epoch"] for line in lines_of(done) if "epoch" in line] == [1, 2]
     assert complete(folder) == []
 
 
@@ -630,8 +633,23 @@ def assert_other_images_are_refused(done: Done) -> None:
     assert told_of(done)[0].startswith("step_00000002 has other settings: images ")
 
 
+def test_an_augmented_image_is_the_same_on_every_rank_and_another_in_the_next_epoch(images: Path):
+    """Its crop and its mirror image are drawn by torchvision; ``images_of`` asks rank 0 for the list."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        data = lab_10_batches.images_of(images, 16, augment=True)
+    finally:
+        dist.destroy_process_group()
+    once, again = (lab_10_batches.Seeded(data.train, 0) for _ in range(2))
+    assert torch.equal(once[0, 5][0], again[0, 5][0])
+    of_epochs = [once[epoch, 5][0] for epoch in range(9)]
+    assert torch.equal(of_epochs[0], once[0, 5][0])  # whatever was drawn in between
+    assert of_epochs[0].shape == (3, 16, 16) == data.test[0][0].shape
+
+
 def test_machines_with_different_images_are_refused():
-    code = "script.digits = lambda real=script.digits: real()._replace(known_by=int(os.environ['RANK']))"
+    code = "other = script.digits()._replace(known_by=int(os.environ['RANK']))\n"
+    code += "script.digits = lambda augment: other"
     done = warm_torchrun(CHANGED, code, "--epochs", "1", PYTHONPATH=LABS)
     assert done.returncode == 2
     assert "the machines of this job have different images" in done.stdout

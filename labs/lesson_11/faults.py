@@ -7,16 +7,16 @@ SAVING = "11_saving"
 FAULTS: list[Fault] = [
     Fault(
         lab="11_bad_files",
-        old='zipped = data[:2] in (b"PK", b"")',
-        new='zipped = data[:2] == b"PK"',
-        told="empty.pt: expected one line with 'damaged or cut short (0 bytes)'",
+        old="                train(path, cfg, load_checkpoint)\n",
+        new="                train(path, cfg, carelessly)\n",
+        told="truncated.pt: expected one line with 'damaged or cut short'",
         ranks=0,
     ),
     # A disk that does not answer is taken for damage.
     Fault(
         lab="11_bad_files",
-        old="    data = path.read_bytes()\n    try:\n",
-        new='    data = b""\n    try:\n        data = path.read_bytes()\n',
+        old='path.symlink_to("/proc/self/mem")',
+        new='path.write_bytes(b"PK")',
         told="unread.pt was not read, and yet judged: ",
         ranks=0,
     ),
@@ -38,9 +38,9 @@ FAULTS: list[Fault] = [
     # The lab that kills the script sees each file: one that is not watched is noticed.
     Fault(
         lab="11_kill_train",
-        old="resumed = launch(folder, cfg, case.ranks_then)",
-        new='resumed = launch(folder.with_name("elsewhere"), cfg, case.ranks_then)',
-        told="rename step_00000005: is left:",
+        old="resumed = launch(lab_10_train, options, folder, case.ranks_then)",
+        new='resumed = launch(lab_10_train, options, folder.with_name("elsewhere"), case.ranks_then)',
+        told="rename step_00000005, time 1, rank 0 of 1: is left:",
         ranks=0,
     ),
     *group_of(
@@ -71,12 +71,12 @@ FAULTS: list[Fault] = [
         # Old ones go before the new one is there.
         Fault(
             lab="11_checkpointing",
-            old="        self.wait()\n        state = self.state()\n",
-            new="""        self.wait()
-        if dist.get_rank() == 0:
+            old="        state = self.state()\n        if self.is_first:\n",
+            new="""        if dist.get_rank() == 0:
             for old in complete_in(self.folder)[self.keep - 1 :]:
                 shutil.rmtree(old)
         state = self.state()
+        if self.is_first:
 """,
             told="the newest checkpoint is",
         ),

@@ -3,8 +3,6 @@
 Run it:      python labs/lesson_11/proof_bad_files.py
 """
 
-import io
-import pickle
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -15,37 +13,12 @@ import torch
 
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.run import run
-from shared.training.checkpoint import FORMAT, VERSION, save_atomically
+from shared.training.checkpoint import FORMAT, VERSION, load_checkpoint, save_atomically
 
 
 @dataclass(frozen=True)
 class Config:
     features: int = 64
-
-
-def load_checkpoint(path: Path) -> dict:
-    """Read what ``save_atomically`` wrote, or say in one line why this file is not that.
-
-    An ``OSError`` of the disk or the network is passed to the caller: it says nothing about the file.
-    """
-    data = path.read_bytes()
-    try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise InputError(
-            f"{path.name}: holds more than tensors and plain values, or is no checkpoint"
-        ) from None
-    except Exception:  # torch raises at least RuntimeError, EOFError and KeyError here
-        zipped = data[:2] in (b"PK", b"")  # torch's files are zip archives
-        kind = "damaged or cut short" if zipped else "no checkpoint of torch"
-        raise InputError(f"{path.name}: {kind} ({len(data):,} bytes)") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"{path.name}: written by torch, but by another program")
-    if content["version"] != VERSION:
-        raise InputError(
-            f"{path.name}: has version {content['version']}; this program reads version {VERSION}"
-        )
-    return content
 
 
 class Trap:
@@ -121,6 +94,7 @@ def main(cfg: Config) -> None:
         for file, text in expected.items():
             path = folder / file
             before = path.read_bytes()
+            line = ""
             try:
                 train(path, cfg, load_checkpoint)
             except InputError as error:

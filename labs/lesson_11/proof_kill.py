@@ -3,7 +3,6 @@
 Run it:      python labs/lesson_11/proof_kill.py
 """
 
-import io
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from shared.runtime.errors import CourseError
 from shared.runtime.results import results_folder
 from shared.runtime.run import run
 
-Moment = tuple[str, int]  # what happens to which file, such as "write model.pt", counted from 1
+from lesson_11.kills import Kill, Moment, Moments
 
 
 @dataclass(frozen=True)
@@ -50,99 +49,15 @@ def save_atomically(content: dict, path: Path) -> None:
     os.close(folder)
 
 
-class Moments:
-    """Notes each change that this process makes in ``folder``, and kills it with SIGKILL at one of them.
-
-    A moment is a change of a file, a folder or a name, or an fsync. A write is cut in half; of the others
-    nothing has happened yet. A process that is watched stays so to its end.
-    """
-
-    def __init__(self, folder: Path, kill_at: Moment | None = None) -> None:
-        self.folder = folder.resolve()
-        self.kill_at = kill_at
-        self.counts: Counter[str] = Counter()
-        self.seen: list[Moment] = []
-
-    def watch(self) -> None:
-        """Note the changes from here on."""
-        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
-            setattr(os, name, self.watched(name, getattr(os, name)))
-        io.open = self.watched_open(io.open)  # ``Path.open`` calls that
-
-    def watched(self, name: str, function: Callable) -> Callable:
-        """``function`` of the module ``os``, with a moment before it."""
-
-        def wrapper(*args, **options) -> object:
-            changed = args[1] if name in ("rename", "replace") else args[0]
-            self.strike(name, changed, in_folder=options.get("dir_fd"))
-            return function(*args, **options)
-
-        return wrapper
-
-    def watched_open(self, real_open: Callable) -> Callable:
-        """``io.open``, whose new files are watched."""
-
-        def wrapper(
-            file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, **options
-        ) -> io.IOBase:
-            if "w" not in mode:
-                return real_open(file, mode, buffering, encoding, errors, newline, **options)
-            self.strike("open", file)
-            written = WatchedFile(file, self)
-            return written if "b" in mode else io.TextIOWrapper(written, encoding, errors, newline)
-
-        return wrapper
-
-    def strike(
-        self, what: str, place: str | Path | int, half: Callable | None = None, in_folder: int | None = None
-    ) -> None:
-        """One moment: note it and go on, or die now, after ``half`` of the work."""
-        path = self.path_of(place, in_folder)
-        if not path.is_relative_to(self.folder):
-            return
-        change = f"{what} {path.relative_to(self.folder)}"
-        self.counts[change] += 1
-        moment = (change, self.counts[change])
-        if moment == self.kill_at:
-            if half is not None:
-                half()
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.seen.append(moment)
-
-    def path_of(self, place: str | Path | int, in_folder: int | None = None) -> Path:
-        """The path of a name or of an open file; a name may be meant within an open folder."""
-        if in_folder is not None:
-            return self.path_of(in_folder) / place
-        if not isinstance(place, int):
-            return Path(place).absolute()
-        for path in (self.folder, *self.folder.rglob("*")):
-            if os.path.samestat(path.stat(), os.fstat(place)):
-                return path
-        return Path("elsewhere")
-
-
-class WatchedFile(io.FileIO):
-    """A new file, each write to which is a moment. It has no buffer: what is written is in the file."""
-
-    def __init__(self, path: Path, moments: Moments) -> None:
-        super().__init__(path, "w")
-        self.moments = moments
-
-    def write(self, data: bytes) -> int:
-        first_half = memoryview(data)[: len(data) // 2]
-        self.moments.strike("write", self.name, half=lambda: io.FileIO.write(self, first_half))
-        return super().write(data)
-
-
 def die_while(save: Callable, content: dict, path: Path, moment: Moment | None) -> list[Moment]:
     """Run ``save`` in a child process that dies at ``moment``; without one, return all its moments."""
     listing = path.with_name("moments.json")
     child = os.fork()
     if child == 0:
-        moments = Moments(path.parent, kill_at=moment)
+        moments = Moments(path.parent, Kill(moment) if moment else None)
         moments.watch()
         save(content, path)
-        moments.strike("end of", path)
+        moments.change("end of", path)
         os.write(os.open(listing, os.O_WRONLY | os.O_CREAT), json.dumps(moments.seen).encode())
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -170,7 +170,7 @@ def check(unbroken: Run, resumed: Run, forget: str) -> str:
     if bool(wrong) != (forget != NOTHING):
         raise CourseError(f"{forget} forgotten: other losses at steps {wrong}")
     if wrong:
-        return f"{forget} forgotten: another loss from step {wrong[0]} on"
+        return f"{forget} forgotten: the loss differs from step {wrong[0]} on"
     assert_all_equal("resumed", parameters(resumed.model), parameters(unbroken.model), 0.0)
     return f"{forget} forgotten: losses and parameters are equal bit for bit"
 

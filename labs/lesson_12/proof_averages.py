@@ -20,7 +20,7 @@ from shared.runtime.errors import CourseError, ParityError, neighbour_is_gone
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_in_rank_order, print_on_rank_0
 from shared.runtime.run import run
-from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
+from shared.training.parity import assert_same_on_every_rank, parameters
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -36,7 +36,6 @@ class Config:
 WAYS = {
     "without Join": {"enable": False},
     "with Join": {},
-    "with Join that throws": {"throw_on_early_termination": True},
 }
 
 
@@ -83,15 +82,13 @@ def counted(batches: list[Batch], used: list[int]) -> Iterator[Batch]:
 
 
 def said_by(error: RuntimeError, cfg: Config) -> str:
-    """The words that matter of gloo's or Join's error; which of gloo's is heard, depends on the moment."""
+    """The words that matter of gloo's error; which is heard, depends on the moment."""
     timed_out = f"Timed out waiting {1000 * cfg.timeout_s:.0f}ms"
     text = str(error)
     if timed_out in text:
         return timed_out
     if neighbour_is_gone(text):
         return "the connection is closed"
-    if "exhausted" in text:
-        return text  # Join's own
     raise error
 
 
@@ -113,8 +110,8 @@ def attempt(options: dict[str, bool], cfg: Config, group: Group) -> str:
     return f"Rank {group.rank} has exhausted all {len(used)} of its inputs!"
 
 
-def three_ways(cfg: Config, group: Group) -> None:
-    """Without Join only rank 0 ends well: it has the fewest inputs. A Join that throws stops all ranks."""
+def two_ways(cfg: Config, group: Group) -> None:
+    """Without Join only rank 0 ends well: it has the fewest inputs."""
     for way, options in WAYS.items():
         outcome = attempt(options, cfg, group)
         print_on_rank_0(f"{way}:")
@@ -179,40 +176,6 @@ def check_averages(by_all: bool, cfg: Config, group: Group) -> None:
     print_on_rank_0(f"{name}: averages {[round(value, 4) for value in expected]}")
 
 
-def reference(by_all: bool, cfg: Config, group: Group) -> nn.Module:
-    """One process that makes all steps: the losses of the ranks with inputs are summed, and divided."""
-    model = build(group.device)
-    optimizer = torch.optim.SGD(model.parameters(), cfg.learning_rate)
-    everyone = [batches_of(rank, cfg, group.device) for rank in range(group.world_size)]
-    for step in range(len(everyone[-1])):
-        present = [batches[step] for batches in everyone if step < len(batches)]
-        divisor = group.world_size if by_all else len(present)
-        optimizer.zero_grad()
-        for x, y in present:
-            (F.mse_loss(model(x), y) / divisor).backward()
-        optimizer.step()
-    return model
-
-
-def check_training(by_all: bool, cfg: Config, group: Group) -> None:
-    """The loop ends with the parameters of one process, on each rank."""
-    ddp = DistributedDataParallel(build(group.device))
-    used = train(
-        ddp,
-        batches_of(group.rank, cfg, group.device),
-        sgd(ddp, cfg.learning_rate),
-        divide_by_initial_world_size=by_all,
-    )
-    if used != cfg.inputs + group.rank:
-        raise CourseError(f"{used} inputs were used of {cfg.inputs + group.rank}")
-    assert_all_equal(
-        f"by {'all' if by_all else 'those left'}",
-        parameters(ddp),
-        parameters(reference(by_all, cfg, group)),
-        cfg.tolerance,
-    )
-
-
 # --- What Join does not do ---
 
 
@@ -234,14 +197,11 @@ def check_momentum(cfg: Config, group: Group) -> None:
 def main(cfg: Config) -> None:
     assert set(Joinable.__subclasses__()) == {DistributedDataParallel, ZeroRedundancyOptimizer}
     with process_group(timeout_s=20, smallest=2) as group:
-        three_ways(cfg, group)
+        two_ways(cfg, group)
         for by_all in (True, False):
             check_averages(by_all, cfg, group)
         steps = cfg.inputs + group.world_size - 1
         print_on_rank_0(f"Join added {2 * steps + 2} all-reduces: 2 in each of {steps} steps, 2 at the end")
-        for by_all in (True, False):
-            check_training(by_all, cfg, group)
-        print_on_rank_0("trained with either divisor: the parameters of one process")
         check_momentum(cfg, group)
 
 

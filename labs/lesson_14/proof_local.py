@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
 from shared.comm.broadcast import broadcast_from_rank_0
 from shared.comm.flat import mean_over_ranks
@@ -17,7 +16,6 @@ from shared.comm.record import record
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
-from shared.runtime.results import record_results
 from shared.runtime.run import run
 from shared.training.data import batch, load_images
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank
@@ -36,19 +34,17 @@ class Config:
 class LocalSGD:
     """Each rank trains alone; after each ``every`` steps all parameters become their mean over the ranks.
 
-    Call ``after_step`` after each optimizer step. ``first`` is the step after which the ranks meet for the
-    first time. Source: Stich, Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767.
+    Source: Stich, Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], every: int, first: int | None = None) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], every: int) -> None:
         self.params = list(params)
         self.every = every
-        self.first = every if first is None else first
         self.step = 0
 
     def after_step(self) -> None:
         self.step += 1
-        if self.step >= self.first and (self.step - self.first) % self.every == 0:
+        if self.step % self.every == 0:
             mean_over_ranks(self.params)
 
 
@@ -213,17 +209,6 @@ def with_every_step(digits: Digits, cfg: Config) -> None:
         check(name, expected, ours, truth, cfg)
 
 
-def with_the_outer_optimizer(digits: Digits, cfg: Config) -> None:
-    """Which outer optimizer makes DiLoCo the same as averaging parameters."""
-    averaged, _, _ = digits.train(sgd(cfg.lr, 0.9), local(cfg.every), cfg.steps)
-    for name, lr, momentum, expected in (
-        ("DiLoCo with outer SGD, learning rate 1, and averaging parameters", 1.0, 0.0, "equal"),
-        ("DiLoCo with outer Nesterov, and averaging parameters", 0.7, 0.9, "different"),
-    ):
-        ours, _, _ = digits.train(sgd(cfg.lr, 0.9), diloco(cfg.every, lr, momentum), cfg.steps)
-        check(name, expected, ours, averaged, cfg)
-
-
 def beside_a_large_batch(digits: Digits, cfg: Config) -> None:
     """One round of H local steps, beside one step of H times the learning rate on all images of the round."""
     differences = []
@@ -255,27 +240,10 @@ def what_stays_at_home(digits: Digits, cfg: Config) -> None:
     raise CourseError("the inner momentum should have stayed on its rank")
 
 
-def beside_torch(digits: Digits, cfg: Config) -> None:
-    """torch's averager first averages after step 1, then after each ``every`` steps."""
-
-    class Torchs:
-        def __init__(self, params: Iterable[nn.Parameter]) -> None:
-            self.params = list(params)
-            self.averager = PeriodicModelAverager(period=cfg.every)
-
-        def after_step(self) -> None:
-            self.averager.average_parameters(self.params)
-
-    theirs, _, _ = digits.train(sgd(cfg.lr), Torchs, cfg.steps)
-    ours, _, _ = digits.train(sgd(cfg.lr), lambda params: LocalSGD(params, cfg.every, first=1), cfg.steps)
-    check("torch's PeriodicModelAverager, and ours when it begins after step 1", "equal", theirs, ours, cfg)
-
-
-def count_traffic(digits: Digits, cfg: Config) -> dict[str, int]:
+def count_traffic(digits: Digits, cfg: Config) -> None:
     """All bytes of a training: one all-reduce of all parameters in each round."""
     size = sum(tensor.nbytes for tensor in digits.truth.values())
     rounds = cfg.steps // cfg.every
-    handed_in = {}
     for name, meet in (("local SGD", local(cfg.every)), ("DiLoCo", diloco(cfg.every))):
         with record() as log:
             digits.train(adam(0.01), meet, cfg.steps)
@@ -285,19 +253,15 @@ def count_traffic(digits: Digits, cfg: Config) -> dict[str, int]:
             f"{name}, {cfg.steps} steps: {rounds} all-reduces of {size:,} bytes; "
             f"a gradient for each step would be {cfg.steps}"
         )
-        handed_in[name] = log.bytes()
-    return handed_in | {"size": size}
 
 
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         digits = Digits(group, cfg)
         with_every_step(digits, cfg)
-        with_the_outer_optimizer(digits, cfg)
         beside_a_large_batch(digits, cfg)
         what_stays_at_home(digits, cfg)
-        beside_torch(digits, cfg)
-        record_results("14_local", count_traffic(digits, cfg))
+        count_traffic(digits, cfg)
 
 
 if __name__ == "__main__":

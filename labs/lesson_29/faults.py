@@ -13,7 +13,7 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="29_language",
-            old="set_requires_gradient_sync(number == self.pieces)",
+            old="set_requires_gradient_sync(is_reduced)",
             new="set_requires_gradient_sync(True)",
             told="in pieces: a step has {'all_gather'",
         ),

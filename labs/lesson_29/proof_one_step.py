@@ -127,10 +127,14 @@ def whole(model: nn.Module) -> Parameters:
     return [(name, p.full_tensor().detach()) for name, p in model.named_parameters()]
 
 
+def reductions_of(trainer: script.Trainer) -> int:
+    return (trainer.options.layers + 1) * (trainer.pieces if trainer.options.reduce_each_piece else 1)
+
+
 def check_calls(name: str, trainer: script.Trainer, log: CommRecord) -> None:
-    """A block is gathered twice in each piece, the root once; gradients are reduced once in a step."""
+    """A block is gathered twice in each piece, the root once; gradients are reduced as the option says."""
     units = trainer.options.layers + 1
-    expected = {"all_gather": trainer.pieces * (2 * units - 1), "reduce_scatter": units}
+    expected = {"all_gather": trainer.pieces * (2 * units - 1), "reduce_scatter": reductions_of(trainer)}
     found = {kind: log.count(kind) for kind in expected}
     if found != expected:
         raise CourseError(f"{name}: a step has {found}, expected {expected}")
@@ -158,6 +162,7 @@ def variants(ranks: script.Ranks, cfg: Config) -> dict[str, tuple[str, ...]]:
     found = {
         "whole": (),
         "in pieces": pieces,
+        "each piece reduced": ("--reduce-each-piece", *pieces),
         "recompute all": ("--recompute", "full"),
         "recompute some, in pieces": ("--recompute", "selective", *pieces),
         "compiled": ("--compile",),
@@ -176,7 +181,7 @@ def same_as_one_process(ranks: script.Ranks, cfg: Config) -> None:
         trainer = trainer_of(ranks, cfg, *more)
         take_steps(name, trainer, *expected, cfg)
         units = trainer.options.layers + 1
-        told = f"{trainer.pieces} x {2 * units - 1} all-gathers, {units} reduce-scatters"
+        told = f"{trainer.pieces} x {2 * units - 1} all-gathers, {reductions_of(trainer)} reduce-scatters"
         print_on_rank_0(f"{name:26} equal in {cfg.steps} steps; {told}")
         if "--compile" in more and torch._dynamo.utils.counters["stats"]["unique_graphs"] < 1:
             raise CourseError(f"{name}: nothing was compiled")
@@ -188,7 +193,7 @@ def same_as_one_process(ranks: script.Ranks, cfg: Config) -> None:
 def kept_by(ranks: script.Ranks, cfg: Config, *more: str) -> int:
     """Bytes that are alive on this rank between the forward and the backward pass of its rows."""
     trainer = trainer_of(ranks, cfg, *more)
-    ((tokens, labels),) = trainer.pieces_of(trainer.tokens.train, next(trainer.batches()), 1)
+    ((tokens, labels),) = trainer.pieces_of(trainer.tokens.train, next(trainer.batches()), pieces=1)
     with StorageRecorder(trainer.model.parameters()) as memory:
         loss = trainer.model(tokens, labels, trainer.end)
         gc.collect()

@@ -94,6 +94,7 @@ def test_a_token_outside_of_the_vocabulary_is_told(tmp_path: Path):
         (("--llama", "nowhere"), "nowhere has no config.json of a Llama"),
         (("--evaluate", "--checkpoints", "FOLDER"), "must name a folder with a checkpoint"),
         (("--lr", "1e30", "--clip", "0"), "the model is not finite; try a lower --lr"),
+        (("--eval-rows", "0"), "--eval-rows must be a number from 1, not 0"),
     ],
 )
 @pytest.mark.slow
@@ -111,11 +112,21 @@ def times_of_files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in files}
 
 
+def labels_tested(*arguments: str | Path) -> int:
+    done = warm_torchrun(SCRIPT, *arguments, "--evaluate")
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stdout.splitlines() if "test_loss" in line]
+    return json.loads(line)["labels"]
+
+
 @pytest.mark.slow
 def test_another_text_another_vocabulary_and_other_settings_are_refused(tokens: Path, tmp_path: Path):
     common = (*SMALL.split(), "--steps", "3", "--checkpoints", tmp_path / "run")
     exported = ("--export", tmp_path / "model")
     assert warm_torchrun(SCRIPT, *common, "--tokens", tokens, *exported).returncode == 0
+    tested = (*common, "--tokens", tokens, "--eval-rows")
+    few, all_of_them = (labels_tested(*tested, rows) for rows in ("2", "9"))
+    assert 0 < few < all_of_them  # of the 3 rows there are
     before = times_of_files(tmp_path / "run")
     other = tmp_path / "other"
     lab_29_tokens.write(other, [[1, 2, 3]] * 200, vocabulary=50, end=49)
@@ -181,6 +192,35 @@ def test_a_model_of_another_kind_is_told(tmp_path: Path):
         (tmp_path / "config.json").write_text(json.dumps(config | changed))
         with pytest.raises(lab_29_llama.ModelError):
             lab_29_llama.sizes_in(tmp_path)
+
+
+def test_own_parameters_have_first_values_or_are_refused():
+    model = lab_29_llama.Llama(lab_29_llama.Sizes(257, layers=1))
+    model.model.layers[0].self_attn.q_proj.bias = torch.nn.Parameter(torch.ones(64))
+    lab_29_llama.initialize(model, seed=3)
+    block = model.model.layers[0]
+    assert not block.self_attn.q_proj.bias.any() and (block.input_layernorm.weight == 1).all()
+    block.scale = torch.nn.Parameter(torch.ones(64))
+    with pytest.raises(lab_29_llama.ModelError, match="layers.0.scale: say in initialize which first value"):
+        lab_29_llama.initialize(model, seed=3)
+
+
+BUFFER = """
+import sys, torch, lab_29_language as script
+class Block(script.Llama):
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.register_buffer("inv_freq", torch.ones(3))
+script.Llama = Block
+sys.exit(script.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_buffer_which_would_have_no_values_is_refused(tmp_path: Path):
+    (tmp_path / "own.py").write_text(BUFFER)
+    done = python(tmp_path / "own.py", *SMALL.split(), "--steps", "1", PYTHONPATH=str(LABS))
+    assert done.returncode == 2 and "inv_freq is a buffer" in done.stdout, done.stdout
 
 
 def test_parameters_are_counted_right():

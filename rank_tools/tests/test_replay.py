@@ -10,7 +10,7 @@ import pytest
 
 from helpers import HANGS, Done, free_port, processes_with, python, wait_until
 from rank_tools.replay.__main__ import main
-from rank_tools.replay.events import read, say_who_waits
+from rank_tools.replay.events import read, say_who_waits, slots_of, spans
 from rank_tools.replay.page import page
 from rank_tools.replay.still import still
 
@@ -75,7 +75,7 @@ def test_a_hang_is_told(tmp_path: Path):
         written(tmp_path, [call(1, "allreduce_", 1.0), event("wait", 2.0, 1)], [call(1, "barrier", 1)])
     )
     say_who_waits(replay)
-    assert "rank 0 waits in all_reduce, collective 1 of its group, for its end" in replay.notes
+    assert "rank 0 waits in all_reduce, collective 1 of its group, but rank 1 calls barrier" in replay.notes
     assert replay.notes[-1].startswith("the ranks part at collective 1 of their group: rank 0: all_reduce")
 
 
@@ -187,13 +187,13 @@ for step in range(3):
 def test_a_hang_is_ended_and_told(tmp_path: Path):
     mark = f"RANK_REPLAY_TEST=hang-{os.getpid()}"
     variables = dict([mark.split("=")])
-    done, out = replayed(tmp_path, SKIPS, "--timeout=25", "--events=500", **variables)
+    done, out = replayed(tmp_path, SKIPS, "--stuck=5", **variables)
     assert done.returncode == ENDED, done.stdout
     notes = data_in(out.read_text(encoding="utf-8"))["notes"]
     assert "rank 0 waits in all_reduce, collective 2 of its group, for rank 1" in notes
-    assert "rank 1 waits in no call of a group" in notes
-    parted = "the ranks part at collective 2 of their group: all_reduce is called by rank 0, not by rank 1"
-    assert parted in notes
+    assert any(note.startswith("rank 1 is in no call of a group; it stands in line") for note in notes)
+    parted = "the ranks part at collective 2 of their group: rank 0: all_reduce of (2,) float32, line 9; "
+    assert f"{parted}rank 1: no call" in notes
     wait_until(lambda: not processes_with(mark), "no process is left")
 
 
@@ -285,3 +285,50 @@ def test_a_still_shows_a_call_that_nobody_answered(tmp_path: Path):
     picture = still(replay)
     assert "stroke-dasharray" in picture
     assert "all_reduce of 1 ranks without rank 1" in picture
+
+
+def line(seconds: float, number: int, frame: int = 1, caller: int = 0) -> list:
+    return event("line", seconds, frame, 0, number, "main", {}, caller)
+
+
+def test_ranks_part_where_their_lines_do_not_agree_any_more(tmp_path: Path):
+    def reduces(*lines: int) -> list[list]:
+        made = [event("file", 0.0, 0, "script.py")]
+        for number, place in enumerate(lines):
+            made += [line(number, place), call(number, "allreduce_", number)]
+            made += [event("wait", number, number), event("end", number, number, ["[1, 2]"])]
+        return made[:-1]
+
+    replay = read(written(tmp_path, reduces(3, 4, 7, 8, 7), reduces(3, 5, 7, 7)))
+    say_who_waits(replay)
+    (told,) = [note for note in replay.notes if "part at" in note]
+    assert told.startswith("the ranks part at collective 4 of their group: rank 0: all_reduce of")  # not at 2
+    assert told.endswith("line 8; rank 1: all_reduce of (2,) float32, line 7")
+
+
+def test_a_line_that_launches_several_collectives_is_a_box(tmp_path: Path):
+    buckets = [event("file", 0.0, 0, "script.py"), line(1, 5)]
+    for number in (1, 2):
+        buckets += [line(2, 20, frame=number + 1, caller=1), call(number, "allreduce_", 2)]
+    buckets += [event("end", 3, number, ["[3, 4]"]) for number in (1, 2)] + [line(4, 6)]
+    replay = read(written(tmp_path, buckets, buckets))
+    assert [(span.rank, span.line, len(span.calls)) for span in spans(replay)] == [(0, 5, 2), (1, 5, 2)]
+    assert [slots_of(replay.calls)[id(one)] for one in replay.calls] == [0, 1, 0, 1]  # in flight together
+    assert "all_reduce → [3, 4]" in still(replay)
+
+
+def test_only_the_case_that_fails_is_kept(tmp_path: Path):
+    def case(number: int, function: str, calls_of_it: int) -> list[list]:
+        begin = event("case", number, number, function, calls_of_it)
+        return [begin, line(number, 10 + number), call(number, "allreduce_", number)]
+
+    file = event("file", 0.0, 0, "exercise.py")
+    fails = [file, *case(1, "swap", 1), *case(2, "exchange", 1), *case(3, "swap", 2)]
+    passes = [file, *case(1, "swap", 1), *case(2, "swap", 2), *case(3, "exchange", 1)]
+    written(tmp_path, fails, passes)
+    with pytest.raises(ValueError, match="no verdict names a rank"):
+        read(tmp_path)
+    (tmp_path / "verdicts.json").write_text('{"0": "rank 0 is wrong"}', encoding="utf-8")
+    replay = read(tmp_path)
+    assert replay.notes == ["rank 0 is wrong"]
+    assert [(one.rank, one.begun.data[0]) for one in replay.calls] == [(0, 3), (1, 2)]

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from shared.runtime import last_words
 from shared.runtime.errors import CourseError, InputError
 from shared.runtime.group import Group, process_group, read_environment
 from shared.runtime.loading import load_file
+from shared.runtime.replay import show_failing_case
 from shared.runtime.run import run
 from shared.runtime.supervised import Ended, supervised
 
@@ -60,21 +62,48 @@ def check_exercise(name: str, verify: Verify, *, ranks: int, timeout_s: float | 
     parser.add_argument(
         "--answer", type=Path, default=LABS / f"lesson_{name[:2]}" / "exercise.py", help="the file to check"
     )
+    parser.add_argument("--replay", action="store_true", help="show the case that fails, line by line")
+    options = parser.parse_args()
+    if options.replay:
+        run(_replay, name, options.answer.resolve(), ranks)
     limit_s = TIMEOUT_S if timeout_s is None else timeout_s
-    run(_examine, name, parser.parse_args().answer, verify, ranks, limit_s)
+    run(_examine, name, options.answer, verify, ranks, limit_s)
+
+
+def _replay(name: str, path: Path, ranks: int) -> None:
+    if "RANK" in os.environ:
+        raise InputError(f"--replay starts the ranks itself, without torchrun: {_replay_command(path)}")
+    _must_exist(name, path)
+    if not _has_communication(path):
+        raise InputError(f"exercise {name}: its ranks do not communicate, so there is nothing to replay")
+    sys.exit(show_failing_case(sys.argv[0], path, ranks))
+
+
+def _must_exist(name: str, path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"exercise {name}: there is no file {path.name}; run the cell that writes it")
+
+
+def _has_communication(path: Path) -> bool:
+    return "torch.distributed" in path.read_text(encoding="utf-8")
+
+
+def _replay_command(path: Path) -> str:
+    check = Path(sys.argv[0])
+    answer = "" if path == check.resolve().with_name("exercise.py") else f" --answer {path}"
+    return f"python {check}{answer} --replay"
 
 
 def _examine(name: str, path: Path, verify: Verify, ranks: int, timeout_s: float) -> None:
     rank, _, world_size = read_environment()
-    if not path.is_file():
-        raise InputError(f"exercise {name}: there is no file {path.name}; run the cell that writes it")
+    _must_exist(name, path)
     trial = Trial(name, path.resolve(), verify, timeout_s, _store_of_verdicts(name, timeout_s))
     trial.meet("here")  # ranks start apart; what follows is less patient
     verdicts = trial.verdicts()
     if DIED in _kinds(verdicts):
         verdicts = _explained(verdicts, trial.verdicts_with_detail())
     if rank == 0:
-        _announce(name.replace("_", " "), verdicts, ranks)
+        _announce(name.replace("_", " "), verdicts, ranks, path.resolve())
     trial.meet("heard")  # the first to exit ends all others
     if _kinds(verdicts) not in ({"right"}, {"not started"}):
         sys.exit(1)
@@ -233,7 +262,7 @@ def _kinds(verdicts: list[str]) -> set[str]:
     return {verdict.partition(":")[0] for verdict in verdicts}
 
 
-def _announce(title: str, verdicts: list[str], ranks: int) -> None:
+def _announce(title: str, verdicts: list[str], ranks: int, path: Path) -> None:
     kinds = _kinds(verdicts)
     if kinds == {"not started"}:
         print(f"Exercise {title}: not started")
@@ -244,11 +273,16 @@ def _announce(title: str, verdicts: list[str], ranks: int) -> None:
         print(f"Exercise {title}: {verdicts[0]}")
     else:
         worst = next(kind for kind in ("wrong", "stuck", "not started") if kind in kinds)
-        faults = [
-            f"[rank {rank}] Exercise {title}: {verdict}"
+        faults = {
+            rank: f"[rank {rank}] Exercise {title}: {verdict}"
             for rank, verdict in enumerate(verdicts)
             if verdict.startswith(worst)
-        ]
-        text = "\n".join(faults)
+        }
+        text = "\n".join(faults.values())
+        folder = os.environ.get("RANK_REPLAY_FOLDER")
+        if folder:
+            Path(folder, "verdicts.json").write_text(json.dumps(faults), encoding="utf-8")
+        elif worst != "not started" and _has_communication(path):
+            text += f"\nSee it line by line on all ranks: {_replay_command(path)}"
         print(text)
         last_words.keep(text)

@@ -19,6 +19,7 @@ INTERRUPTED = 130
 TITLE = "rank-replay"
 FOLDER = "RANK_REPLAY_FOLDER"  # as recorder.py reads them
 LIMIT = "RANK_REPLAY_LIMIT"
+ONLY = "RANK_REPLAY_ONLY"
 
 EPILOG = """\
 examples:
@@ -30,7 +31,7 @@ keys in the page: right and left step, c goes to the next communication, 0 to 9 
 exit code:
   the command's own, if it ends by itself
   2  an option is wrong, or the command cannot be started, or the page cannot be written
-  3  with --timeout: the job was ended
+  3  with --timeout or --stuck: the job was ended
 """
 
 
@@ -57,7 +58,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="end the job then, and show who waits"
     )
+    parser.add_argument(
+        "--stuck",
+        type=float,
+        metavar="SECONDS",
+        help="end it when after its first call no rank gets on so long",
+    )
     parser.add_argument("--events", type=int, default=EVENTS, metavar="N", help=f"of each rank ({EVENTS:,})")
+    parser.add_argument("--only", type=Path, help=argparse.SUPPRESS)  # the answer that a check calls
     parser.add_argument("--no-seconds", action="store_true", help="two equal runs give the same file")
     given = sys.argv[1:] if arguments is None else arguments
     options, unknown = parser.parse_known_args(given)
@@ -67,8 +75,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.events < 1:
         parser.error(f"--events must be at least 1, not {options.events}")
-    if options.timeout is not None and not 0 < options.timeout < float("inf"):
-        parser.error(f"--timeout must be a number of seconds above 0, not {options.timeout}")
+    for name in ("timeout", "stuck"):
+        seconds = getattr(options, name)
+        if seconds is not None and not 0 < seconds < float("inf"):
+            parser.error(f"--{name} must be a number of seconds above 0, not {seconds}")
     for path in (options.out, options.still):
         if path is None:
             continue
@@ -88,17 +98,16 @@ def main(arguments: list[str] | None = None) -> int:
     doctor = here.parents[1] / "doctor" / "inside.py"
     files = {"sitecustomize.py": here.with_name("recorder.py"), "rank_doctor_inside.py": doctor}
     try:
-        job = Job(options.command, files, FOLDER, {LIMIT: str(options.events)})
+        only = {} if options.only is None else {ONLY: str(options.only.resolve())}
+        job = Job(options.command, files, FOLDER, {LIMIT: str(options.events), **only})
     except JobError as error:
         say(str(error))
         return BAD_INPUT
     ended = ""
     try:
-        code = wait(job, options.timeout)
-        if code is None:
-            ended = f"ended after {options.timeout:g} s"
+        code, ended = wait(job, options.timeout, options.stuck)
+        if ended:
             job.end()
-            code = ENDED
     except KeyboardInterrupt:
         ended = "interrupted"
         job.end()
@@ -113,14 +122,27 @@ def leave(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def wait(job: Job, timeout: float | None) -> int | None:
-    """The exit code; None if the time is over."""
-    give_up = None if timeout is None else time.monotonic() + timeout
+def wait(job: Job, timeout: float | None, stuck: float | None) -> tuple[int, str]:
+    """The exit code, and why the job has to be ended; nothing if it has ended by itself."""
+    begin = moved_at = time.monotonic()
+    written = 0
     while (code := job.exit_code()) is None:
-        if give_up is not None and time.monotonic() > give_up:
-            return None
-        time.sleep(0.05)
-    return code
+        now = time.monotonic()
+        if timeout is not None and now > begin + timeout:
+            return ENDED, f"ended after {timeout:g} s"
+        if stuck is not None:
+            size = written_after_a_call(job.folder)
+            moved_at, written = (now, size) if size != written or not size else (moved_at, written)
+            if now > moved_at + stuck:
+                return ENDED, f"ended after {stuck:g} s in which no rank got on"
+        time.sleep(0.05 if stuck is None else 0.5)
+    return code, ""
+
+
+def written_after_a_call(folder: Path) -> int:
+    """How many bytes the ranks have written; 0 before their first call of a group: to import takes long."""
+    files = [path.read_bytes() for path in folder.glob("events-*.jsonl")]
+    return sum(map(len, files)) if any(b'["call"' in text for text in files) else 0
 
 
 def write(job: Job, options: argparse.Namespace, code: int, ended: str) -> int:
@@ -128,7 +150,7 @@ def write(job: Job, options: argparse.Namespace, code: int, ended: str) -> int:
         replay = read(job.folder)
     except ValueError as error:
         say(f"no page: {error}; the command ended with exit code {code}")
-        return code or BAD_INPUT
+        return code or (0 if options.only else BAD_INPUT)  # no case of an answer fails
     if ended or code != 0:
         say_who_waits(replay)
     command = " ".join(options.command)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+VERDICTS = "verdicts.json"
 SENDS = ("send", "isend")
 RECEIVES = ("recv_", "recv_any_source_", "irecv")
 NOTES = {
@@ -20,9 +21,12 @@ NOTES = {
     "tracer": "rank {rank}: {what} has taken over the tracer; what came after it is not seen",
     "bye": "rank {rank} failed: {what}",
 }
+SLOTS = 6  # beside each other
+MOST_IN_SPAN = 16  # collectives of a line; more are a whole training
 DEFINITIONS = ("import ", "from ", "def ", "class ", "@", '"""', "async def ")
 FROM_ROOT = ("broadcast_", "broadcast", "scatter_")
 TO_ROOT = ("reduce_", "gather_", "gather_into_tensor_")
+EQUAL = ("all_reduce", "reduce", "broadcast")  # all ranks hand in the same shape and type
 # {operation of torch's dispatcher: what the page calls it}; others lose what stands around their name
 NAMES = {
     "_allgather_base_": "all_gather_into_tensor",
@@ -109,6 +113,22 @@ class Process:
     began: float
     events: list[list]
 
+    @property
+    def last_case(self) -> list | None:
+        """[number, function, number of its call]; None if all that it does is recorded."""
+        return next((event[3:] for event in reversed(self.events) if event[0] == "case"), None)
+
+    def keep(self, function: str, call: int) -> None:
+        """Forget all but this case."""
+        is_in = False
+        kept = []
+        for event in self.events:
+            if event[0] == "case":
+                is_in = event[4:] == [function, call]
+            if is_in or event[0] == "file":
+                kept.append(event)
+        self.events = kept
+
 
 @dataclass
 class Replay:
@@ -118,6 +138,8 @@ class Replay:
         files: the paths of the script's files, in the order in which rank 0 came to them.
         together: the calls that belong together, in the order of their first rows.
         notes: what a reader of the page has to know.
+        waits: {rank: for whom it waits, or where it stands}, of a job that hung.
+        parted: the calls with which its ranks parted.
     """
 
     files: list[str]
@@ -126,6 +148,20 @@ class Replay:
     together: list[list[Call]]
     notes: list[str]
     waits: dict[int, str] = field(default_factory=dict)
+    parted: list[Call] = field(default_factory=list)
+
+
+@dataclass
+class Span:
+    """A line during which its rank began several collectives, such as a backward of DDP."""
+
+    rank: int
+    function: str
+    line: int
+    source: str
+    begin: int
+    end: int
+    calls: list[Call]
 
 
 def read(folder: Path) -> Replay:
@@ -140,6 +176,8 @@ def read(folder: Path) -> Replay:
     if not newest:
         raise ValueError("no rank ran a line of a script")
     notes = [f"{earlier} earlier attempts of ranks are left out"] if earlier else []
+    if any(process.last_case for process in newest.values()):
+        notes = keep_failing_case(folder, newest)
     replay = Replay([], [], [], [], notes)
     for rank in sorted(newest):
         reader = RankReader(replay, rank)
@@ -151,6 +189,20 @@ def read(folder: Path) -> Replay:
     put_in_order(replay)
     replay.together.sort(key=lambda calls: min((call.begun.row, call.rank) for call in calls))
     return replay
+
+
+def keep_failing_case(folder: Path, processes: dict[int, Process]) -> list[str]:
+    """Forget all but the case after which the check of an exercise found a fault. Returns its verdicts."""
+    path = folder / VERDICTS
+    verdicts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    last = [processes[int(rank)].last_case for rank in verdicts if int(rank) in processes]
+    cases = [case for case in last if case is not None]
+    if not cases:
+        raise ValueError("no verdict names a rank that ran a line of the answer")
+    _, function, call = min(cases)
+    for process in processes.values():
+        process.keep(function, call)
+    return list(verdicts.values())
 
 
 def read_process(path: Path) -> Process:
@@ -184,7 +236,7 @@ class RankReader:
         elif kind in NOTES and data[0]:
             self.replay.notes.append(NOTES[kind].format(rank=self.rank, what=data[0]))
         elif kind == "line":
-            _, file, number, function, _ = data
+            _, file, number, function, *_ = data
             path = self.replay.files[self.files[file]]
             if function != "<module>" or not is_definition(path, number):
                 self.add(kind, seconds, thread, [data[0], self.files[file], *data[2:]])
@@ -289,22 +341,64 @@ def put_in_order(replay: Replay) -> None:
 
 def say_who_waits(replay: Replay) -> None:
     """For a job that hung: in which call each rank waits, for whom, and where the ranks parted."""
-    waiting = {}
+    told = {}
     for calls in replay.together:
-        by_rank = {call.rank: call for call in calls}
+        there = {call.rank for call in calls}
         for call in calls:
             if is_open(call, replay):
-                missing = [rank for rank in partners(call) if rank not in by_rank]
-                for_whom = (
-                    f"for rank{'s' * (len(missing) > 1)} {listed(missing)}" if missing else "for its end"
-                )
-                waiting[call.rank] = f"waits in {described(call)}, {for_whom}"
-    for rank in sorted({lane.rank for lane in replay.lanes}):
-        replay.waits[rank] = waiting.get(rank, "waits in no call of a group")
-    replay.notes += [f"rank {rank} {text}" for rank, text in replay.waits.items()]
-    parted = where_parted(replay)
-    if parted:
-        replay.notes.append(parted)
+                missing = sorted(set(partners(call)) - there)
+                other = next((other for other in calls if asked(other) != asked(call)), None)
+                whom = "for its end" if other is None else f"but rank {other.rank} calls {other.name}"
+                whom = f"for rank{'s' * (len(missing) > 1)} {listed(missing)}" if missing else whom
+                replay.waits[call.rank] = f"waits {whom}"
+                told[call.rank] = f"waits in {described(call)}, {whom}"
+    for rank in sorted({lane.rank for lane in replay.lanes}) if told else []:
+        if rank not in told:
+            _, path, line, _ = last_line(replay, rank)
+            replay.waits[rank] = f"stands in line {line}: {linecache.getline(path, line).strip()}"
+            told[rank] = f"is in no call of a group; it {replay.waits[rank]}"
+    replay.parted = calls_where_parted(replay)
+    failed = replay.notes
+    replay.notes = [f"rank {rank} {words}" for rank, words in sorted(told.items())]
+    replay.notes += [in_words_where_parted(replay)] if replay.parted else []
+    replay.notes += failed
+
+
+def last_line(replay: Replay, rank: int) -> tuple[int, str, int, str]:
+    """(row, file, line, function) of the last line that a rank came to."""
+    events = [event for lane in replay.lanes if lane.rank == rank for event in lane.events]
+    lines = [(event.row, *event.data[1:4]) for event in events if event.kind == "line"]
+    row, file, line, function = max(lines, default=(0, -1, 0, ""))
+    return row, replay.files[file] if file >= 0 else "", line, function
+
+
+def spans(replay: Replay) -> list[Span]:
+    """Of each rank the innermost lines that began at least two collectives."""
+    calls = {id(call.begun): call for call in replay.calls if not call.is_message}
+    found = []
+    for lane in replay.lanes:
+        of_lane: list[Span] = []
+        stack: list[tuple[int, Span]] = []  # frames, and the line in which each stands
+        for event in lane.events:
+            if event.kind == "line":
+                frame, file, line, function, *_, caller = event.data
+                frames = [number for number, _ in stack]
+                kept = frames.index(frame) if frame in frames else len(frames)
+                if frame not in frames and caller in (0, *frames):
+                    kept = frames.index(caller) + 1 if caller else 0
+                while len(stack) > kept:
+                    span = stack.pop()[1]
+                    span.end = event.row
+                    is_innermost = not of_lane or of_lane[-1].begin < span.begin
+                    if 1 < len(span.calls) <= MOST_IN_SPAN and is_innermost and span.function != "<module>":
+                        of_lane.append(span)
+                source = linecache.getline(replay.files[file], line).strip()
+                stack.append((frame, Span(lane.rank, function, line, source, event.row, event.row, [])))
+            elif id(event) in calls:
+                for _, span in stack:
+                    span.calls.append(calls[id(event)])
+        found += of_lane
+    return found
 
 
 def described(call: Call) -> str:
@@ -326,25 +420,59 @@ def is_open(call: Call, replay: Replay) -> bool:
     return call.ended is None and events[-1] in (call.begun, call.waited)
 
 
-def where_parted(replay: Replay) -> str:
-    """The first collective of a group that is not the same on all ranks."""
+def calls_where_parted(replay: Replay) -> list[Call]:
+    """The collective from which on the ranks of a group no longer call the same, as far as one sees."""
+    lines = lines_of_calls(replay)
+    parted: dict[str, list[Call]] = {}  # {group: the calls}
     for calls in replay.together:
         if calls[0].is_message:
             continue
-        kinds = {
-            call.rank: f"{call.name} of {call.shapes[0] if call.shapes else 'nothing'}" for call in calls
+        asked = {
+            (call.name, *lines[id(call.begun)], *(call.shapes[:1] * (call.name in EQUAL))) for call in calls
         }
-        if len(set(kinds.values())) > 1 and len({call.name for call in calls}) > 1:
-            told = "; ".join(f"rank {rank}: {kind}" for rank, kind in sorted(kinds.items()))
-            return f"the ranks part at collective {calls[0].position + 1} of their group: {told}"
-        missing = sorted(set(calls[0].members) - kinds.keys())
-        if missing:
-            there = listed(sorted(kinds))
-            return (
-                f"the ranks part at collective {calls[0].position + 1} of their group: {calls[0].name} "
-                f"is called by rank {there}, not by rank {listed(missing)}"
-            )
-    return ""
+        if len(asked) == 1 and len(calls) == len(calls[0].members):
+            parted.pop(calls[0].group, None)  # they had called it in different lines, as in if and else
+        else:
+            parted.setdefault(calls[0].group, calls)
+    return min(parted.values(), key=lambda calls: min(call.begun.row for call in calls), default=[])
+
+
+def lines_of_calls(replay: Replay) -> dict[int, tuple[int, int]]:
+    """{id of a begun call: file and line in which its thread was}"""
+    lines = {}
+    for lane in replay.lanes:
+        place = (-1, 0)
+        for event in lane.events:
+            if event.kind == "line":
+                place = (event.data[1], event.data[2])
+            lines[id(event)] = place
+    return lines
+
+
+def in_words_where_parted(replay: Replay) -> str:
+    calls = replay.parted
+    lines = lines_of_calls(replay)
+    told = [f"rank {call.rank}: {asked(call)}, line {lines[id(call.begun)][1]}" for call in calls]
+    told += [
+        f"rank {rank}: no call" for rank in sorted(set(calls[0].members) - {call.rank for call in calls})
+    ]
+    return f"the ranks part at collective {calls[0].position + 1} of their group: {'; '.join(told)}"
+
+
+def asked(call: Call) -> str:
+    return f"{call.name} of {call.shapes[0]}" if call.shapes else call.name
+
+
+def slots_of(calls: list[Call]) -> dict[int, int]:
+    """{id of a call: a place beside the calls of its rank that are open when it begins}."""
+    slots = {}
+    busy: dict[int, list[float]] = defaultdict(lambda: [0.0] * SLOTS)  # {rank: until which row each place is}
+    for call in sorted(calls, key=lambda call: call.begun.row):
+        until = busy[call.rank]
+        free = [slot for slot, row in enumerate(until) if row <= call.begun.row]
+        slots[id(call)] = slot = free[0] if free else SLOTS - 1
+        until[slot] = float("inf") if call.ended is None else call.ended.row
+    return slots
 
 
 def listed(ranks: list[int]) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from html import escape
 from pathlib import Path
 
-from .events import SENDS, Event, Replay
+from .events import SENDS, Call, Event, Replay, slots_of
 
 TEMPLATE = Path(__file__).with_name("page.html")
 LONGEST_FILE = 5000  # lines that are shown of a file
@@ -25,6 +25,7 @@ def content(replay: Replay, command: str, state: str, with_seconds: bool) -> dic
         for event in (call.waited, call.ended):
             if event is not None:
                 numbers[id(event)] = number
+    slots = slots_of(replay.calls)
     lanes = [
         {
             "rank": lane.rank,
@@ -39,7 +40,7 @@ def content(replay: Replay, command: str, state: str, with_seconds: bool) -> dic
         "notes": replay.notes,
         "files": [{"name": name, "lines": lines_of(path)} for path, name in names_of(replay.files).items()],
         "lanes": lanes,
-        "calls": [call_of(call) for call in replay.calls],
+        "calls": [call_of(call, slots) for call in replay.calls],
         "sets": [[numbers[id(call.begun)] for call in calls] for calls in replay.together],
     }
     if with_seconds:
@@ -54,13 +55,14 @@ def content(replay: Replay, command: str, state: str, with_seconds: bool) -> dic
 def event_of(event: Event, numbers: dict[int, int]) -> list:
     if event.kind in ("call", "wait", "end"):
         return [event.row, event.kind[0], numbers[id(event)]]
-    return [event.row, event.kind[0], *event.data]
+    return [event.row, event.kind[0], *event.data[:5]]
 
 
-def call_of(call) -> dict:
+def call_of(call: Call, slots: dict[int, int]) -> dict:
     return {
         "rank": call.rank,
         "lane": call.begun.lane,
+        "slot": slots[id(call)],
         "name": call.name,
         "group": call.group,
         "members": call.members,

@@ -22,7 +22,7 @@ from rank_doctor_inside import is_own, run_the_other_sitecustomize  # type: igno
 
 FOLDER = "RANK_REPLAY_FOLDER"
 LIMIT = "RANK_REPLAY_LIMIT"
-FLUSH_S = 0.3  # a rank that is killed loses no more than the events of this time
+ONLY = "RANK_REPLAY_ONLY"
 SMALL = 12  # elements that are shown one by one
 LARGEST = 4_000_000  # elements of which a norm is taken
 LONGEST = 80  # characters of a value
@@ -45,6 +45,7 @@ class Recorder:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
         self.limit = limit
+        self.only = os.environ.get(ONLY)
         self.has_rank = False
         self.begin()
 
@@ -55,9 +56,10 @@ class Recorder:
 
     def begin(self) -> None:
         self.lock = threading.RLock()
-        self.file = (self.folder / f"events-{os.getpid()}.jsonl").open("a", encoding="utf-8")
+        path = self.folder / f"events-{os.getpid()}.jsonl"
+        self.file = path.open("a", buffering=1, encoding="utf-8")  # a rank may be killed at any time
         self.count = 0
-        self.flushed_at = 0.0
+        self.cases: dict[str, int] = {}  # {function of the only file: calls of it from outside}
         self.files: dict[str, int] = {}
         self.threads: dict[int, int] = {}
         self.frames: dict[int, Seen] = {}
@@ -84,9 +86,6 @@ class Recorder:
             self.count += counts
             if self.count == self.limit and counts:
                 self.file.write(json.dumps(["limit", round(now, 6), thread, self.limit]) + "\n")
-            if kind != "line" or now - self.flushed_at > FLUSH_S:
-                self.file.flush()
-                self.flushed_at = now
 
     def line(self, frame, number: int) -> None:
         """The script is about to run this line; ``changes`` are what the lines before have changed."""
@@ -95,13 +94,19 @@ class Recorder:
             inner, self.inner = self.inner, []
             for call in inner:
                 self.ended(*call)
+        code = frame.f_code
+        if self.only not in (None, code.co_filename):
+            return
+        if self.only and not self.frames and begins_case(code):
+            self.count = 0
+            self.cases[code.co_name] = self.cases.get(code.co_name, 0) + 1
+            self.write("case", sum(self.cases.values()), code.co_name, self.cases[code.co_name], counts=False)
         if self.count >= self.limit:
             return
-        code = frame.f_code
         seen = self.frames.get(id(frame))
         if seen is None:
             self.frame_number += 1
-            seen = self.frames[id(frame)] = Seen(self.frame_number)
+            seen = self.frames[id(frame)] = Seen(self.frame_number, self.caller_of(frame))
         changes = seen.changes(frame, self.text_of)
         where = (seen.number, number)
         if where == self.last_line and not changes:
@@ -110,7 +115,20 @@ class Recorder:
         if code.co_filename not in self.files:
             self.files[code.co_filename] = len(self.files)
             self.write("file", self.files[code.co_filename], code.co_filename, counts=False)
-        self.write("line", seen.number, self.files[code.co_filename], number, code.co_name, changes)
+        self.write(
+            "line", seen.number, self.files[code.co_filename], number, code.co_name, changes, seen.caller
+        )
+
+    def caller_of(self, frame: FrameType) -> int:
+        """The number of the frame from which this one was called; 0 if that is not shown."""
+        outer = frame.f_back
+        while outer is not None and id(outer) not in self.frames:
+            outer = outer.f_back
+        return 0 if outer is None else self.frames[id(outer)].number
+
+    def listens(self) -> bool:
+        """Whether a call that begins now is to be noted."""
+        return not self.only or bool(self.frames)
 
     def leave(self, frame) -> None:
         self.frames.pop(id(frame), None)
@@ -138,9 +156,10 @@ class Recorder:
         peer = next((given[name] for name in PEERS if name in given), None)
         if peer is not None and "group_name" not in given:
             peer = ranks[peer] if 0 <= peer < len(ranks) else None  # in the dispatcher a rank of the group
-        tensors = [] if "barrier" in func._opname else tensors_in(given)
+        handed_in = [] if "barrier" in func._opname else first_tensors(given)
+        tensors = [] if "barrier" in func._opname else tensors_in({"first": handed_in} | given)
         self.call_number += 1
-        size = sum(tensor.nbytes for tensor in first_tensors(given))
+        size = sum(tensor.nbytes for tensor in handed_in)
         self.write(
             "call", self.call_number, func._opname, group.group_name, ranks, peer, given.get("tag", 0), size,
             [describe(tensor) for tensor in tensors], [self.text_of(tensor) for tensor in tensors],
@@ -198,6 +217,8 @@ class Recorder:
             return f"{type(tensor).__name__} {describe(tensor)}"
         if tensor.device.type != "cpu" or tensor.is_sparse or tensor.is_quantized:
             return describe(tensor)  # to read it would wait for the device
+        if is_freed(tensor):
+            return f"{describe(tensor)}, freed"
         if address_of(tensor) in self.in_flight:
             return f"{describe(tensor)}, in flight"
         version = version_of(tensor)
@@ -226,14 +247,14 @@ class Recorder:
         told = "" if error is None else short(f"{type(error).__name__}: {error}".splitlines()[0], 300)
         with suppress(OSError, ValueError):
             self.write("bye", told, counts=False)
-            self.file.flush()
 
 
 class Seen:
     """What was last shown of a frame's variables."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, caller: int) -> None:
         self.number = number
+        self.caller = caller
         self.texts: dict[str, str] = {}
 
     def changes(self, frame, text_of) -> dict[str, str]:
@@ -249,12 +270,25 @@ class Seen:
         return changed
 
 
+def begins_case(code) -> bool:
+    """Whether a call from outside the file begins anew. A method or a hook goes on with what there is."""
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.11
+    return "." not in name or name.endswith(".__init__")
+
+
 def nobody() -> None:
     """A weak reference to nothing."""
 
 
 def version_of(tensor) -> tuple:
     return (0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), tuple(tensor.shape))
+
+
+def is_freed(tensor) -> bool:
+    """Whether its storage was made too small for it, as FSDP does: to read it would crash the process."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    end = (tensor.storage_offset() + reach) * tensor.element_size()
+    return tensor.numel() > 0 and not tensor.is_meta and tensor.untyped_storage().nbytes() < end
 
 
 def address_of(tensor) -> int:
@@ -350,7 +384,7 @@ def mode_of(recorder: Recorder):
                 return out
             names = [argument.name for argument in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
-            if not any(name in given for name in GROUPS):
+            if not any(name in given for name in GROUPS) or not recorder.listens():
                 return func(*args, **kwargs)
             number, tensors = recorder.begin_call(func, given)
             out = func(*args, **kwargs)
