@@ -6,7 +6,6 @@ Written by:  notebooks/06_data_parallel_by_hand.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # a workaround for a crash of gloo at exit (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 

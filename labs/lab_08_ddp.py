@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # a workaround for a crash of gloo at exit (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # a workaround for a crash of gloo at exit (lesson 08)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint

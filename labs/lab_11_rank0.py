@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # works around an abort at exit over gloo; your script may not need it
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

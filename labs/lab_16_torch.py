@@ -8,7 +8,6 @@ from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,

@@ -6,7 +6,6 @@ Written by:  notebooks/17_tensor_parallel.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict

@@ -6,7 +6,6 @@ Written by:  notebooks/18_sharded_optimizer.ipynb (edit it there)
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel

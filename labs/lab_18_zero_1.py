@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # works around an abort at exit of gloo in torch 2.15 (lesson 08)
 from torch import nn
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU

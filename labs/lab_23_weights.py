@@ -12,7 +12,6 @@ from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed import rpc

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before the group, which it would keep alive: exit code -6, lesson 08
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
