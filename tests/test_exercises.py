@@ -115,6 +115,7 @@ def test_an_answer_that_ends_its_process_or_never_ends_gets_a_verdict(ending: st
     done = judged("06_uneven_average", text, 2, tmp_path, PATIENCE_S="3")
     assert done.returncode == 1
     assert f"[rank 1] Exercise 06 uneven average: {ENDINGS[ending]}" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("See it line by line on all ranks: python ")
 
 
 def check(answer: Path) -> Done:

@@ -187,7 +187,7 @@ for step in range(3):
 def test_a_hang_is_ended_and_told(tmp_path: Path):
     mark = f"RANK_REPLAY_TEST=hang-{os.getpid()}"
     variables = dict([mark.split("=")])
-    done, out = replayed(tmp_path, SKIPS, "--stuck=5", **variables)
+    done, out = replayed(tmp_path, SKIPS, "--timeout=25", "--events=500", **variables)
     assert done.returncode == ENDED, done.stdout
     notes = data_in(out.read_text(encoding="utf-8"))["notes"]
     assert "rank 0 waits in all_reduce, collective 2 of its group, for rank 1" in notes

@@ -140,9 +140,12 @@ def wait(job: Job, timeout: float | None, stuck: float | None) -> tuple[int, str
 
 
 def written_after_a_call(folder: Path) -> int:
-    """How many bytes the ranks have written; 0 before their first call of a group: to import takes long."""
-    files = [path.read_bytes() for path in folder.glob("events-*.jsonl")]
-    return sum(map(len, files)) if any(b'["call"' in text for text in files) else 0
+    """How many bytes the ranks have written.
+
+    0 before their first call of a group, as to import takes long, and after the last event that is recorded.
+    """
+    text = b"".join(path.read_bytes() for path in folder.glob("events-*.jsonl"))
+    return len(text) if b'["call"' in text and b'["limit"' not in text else 0
 
 
 def write(job: Job, options: argparse.Namespace, code: int, ended: str) -> int:

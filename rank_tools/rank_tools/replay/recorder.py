@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -426,9 +427,13 @@ class Heard:
         return getattr(self.stream, name)
 
 
+@cache
+def is_shown_file(name: str) -> bool:
+    return is_own(name) and not name.startswith(OTHERS)
+
+
 def is_shown(code) -> bool:
-    name = code.co_filename
-    return is_own(name) and not name.startswith(OTHERS) and code.co_name not in HIDDEN
+    return is_shown_file(code.co_filename) and code.co_name not in HIDDEN
 
 
 OTHERS = (str(Path(sys.executable).parent), os.environ.get(FOLDER, "\0"), str(Path(sys.prefix) / "bin"))

@@ -46,6 +46,7 @@ class Picture:
                 break
             used = more
             self.sets.append(calls)
+        self.sets.sort(key=lambda calls: min(call.begun.row for call in calls))
         shown = {id(call.begun) for calls in self.sets for call in calls}
         self.spans = [span for span in spans(replay) if all(id(call.begun) in shown for call in span.calls)]
         used.update(row for span in self.spans for row in (span.begin, span.end))
