@@ -28,6 +28,7 @@ JOINS_IN_ITS_OWN_WAY = {
     "lab_03_tags": "gloo alone has tags",
     "lab_10_train": "the script has options",
     "lab_11_loop": "an example, gloo",
+    "lab_12_one_more": "hangs on purpose, gloo",
     "lab_13_restart": "a store for each attempt, which torchrun may restart",
     "lab_26_look": "hangs on purpose, gloo",
 }

@@ -73,7 +73,12 @@ def show_failing_case(check: str, answer: Path, ranks: int) -> int:
 
 
 def _rank_replay(
-    options: list[str], ranks: int, script: str, *arguments: str, **streams: int | None
+    options: list[str],
+    ranks: int,
+    script: str,
+    *arguments: str,
+    stdout: int | None = subprocess.PIPE,
+    stderr: int | None = subprocess.STDOUT,
 ) -> subprocess.CompletedProcess:
     job = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", script, *arguments]
     path = os.pathsep.join([str(ROOT / "rank_tools"), os.environ.get("PYTHONPATH", "")])
@@ -82,7 +87,8 @@ def _rank_replay(
         env={**os.environ, "PYTHONPATH": path},
         encoding="utf-8",
         errors="replace",
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **streams},
+        stdout=stdout,
+        stderr=stderr,
     )
 
 
