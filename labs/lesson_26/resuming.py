@@ -54,7 +54,7 @@ class Slow(dcp.FileSystemWriter):
     did="moved `latest`, or deleted the older checkpoint, as soon as `async_save` had returned; then the job "
     "died",
     cause="the save has only begun; a folder without `.metadata` is not complete",
-    cure="`future.result()`, then `latest` and the deletion; resume from the newest folder that has "
+    cure="wait for `future.result()`, then move `latest` and delete; resume from the newest folder with "
     "`.metadata` ([KempnerForge #102](https://github.com/KempnerInstitute/KempnerForge/issues/102))",
     lesson="11",
     forms_group=False,
