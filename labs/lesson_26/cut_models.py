@@ -63,6 +63,44 @@ def outputs_of_all_micro_batches(rank: int, cured: bool) -> str:
     return f"{len(kept)} outputs kept, {sum(output.nbytes for output in kept):,} bytes"
 
 
+def one_step(rank: int, n_microbatches: int, rows: int) -> str:
+    """A step of 1F1B on two stages, with a batch of ``rows`` rows."""
+    stage = PipelineStage(nn.Linear(8, 8), rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches, loss_fn=lambda output, _: output.square().mean())
+    x = torch.ones(rows, 8)
+    inputs = (x,) if rank == 0 else ()
+    target = {} if rank == 0 else {"target": x}
+    schedule.step(*inputs, **target)
+    return "a step"
+
+
+@case(
+    ERROR,
+    says={0: r"Number of microbatches \(1\) must be greater than or equal to the number of stages \(2\)"},
+    right="^a step$",
+    did="gave 1F1B fewer micro-batches than there are stages; older torch hangs in the first step",
+    cause="1F1B fills the pipeline with a micro-batch for each stage",
+    cure="more micro-batches, fewer stages, or `ScheduleGPipe` "
+    "([torchtitan #775](https://github.com/pytorch/torchtitan/issues/775))",
+    lesson="16",
+)
+def fewer_micro_batches_than_stages(rank: int, cured: bool) -> str:
+    return one_step(rank, 2 if cured else 1, rows=4)
+
+
+@case(
+    ERROR,
+    says={0: "Expecting 4 arg_mbs but got 2"},
+    right="^a step$",
+    did="gave `schedule.step` a batch of fewer rows than `n_microbatches`, such as the last one of an epoch",
+    cause="the batch is cut along its rows, and 2 rows make 2 micro-batches",
+    cure="a batch of at least `n_microbatches` rows; `drop_last=True`",
+    lesson="16",
+)
+def fewer_rows_than_micro_batches(rank: int, cured: bool) -> str:
+    return one_step(rank, 4, rows=4 if cured else 2)
+
+
 @case(
     ERROR,
     says={1: "can't steal_bwd_input if this stage doesn't have backward"},

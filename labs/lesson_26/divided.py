@@ -136,10 +136,12 @@ class Rotary(nn.Module):
     WRONG,
     says={1: "^loss is nan$"},
     right="^loss is finite$",
-    symptom="NaN, or a wrong loss, on all ranks but 0, in a model built on `meta` for FSDP2",
+    symptom="NaN, or a wrong loss, on all ranks but 0, or on all ranks, in a model built on `meta` for "
+    "FSDP2: a pretrained model starts at a random loss",
     did="called `to_empty`, and filled the model from rank 0's state dict",
-    cause="a non-persistent buffer, such as a rotary table, is in no state dict: nobody sends it",
-    cure="compute such buffers again after `to_empty`, or broadcast rank 0's",
+    cause="a non-persistent buffer, such as a rotary table (`inv_freq`), is in no state dict: nobody "
+    "sends it",
+    cure="compute such buffers again after `to_empty`; or broadcast rank 0's, if rank 0 was not on `meta`",
     lesson="15",
 )
 def buffer_that_nobody_sends(rank: int, cured: bool) -> str:
@@ -187,7 +189,8 @@ def every_rank_builds_it(rank: int, cured: bool) -> str:
     says={0: "^4 all-reduces$"},
     right="^1 all-reduces$",
     symptom="under FSDP2 or HSDP, gradient accumulation of 4 takes 4 times the seconds",
-    did="left synchronization on for each micro-batch: DDP's `no_sync()` is a no-op for `fully_shard`",
+    did="left synchronization on for each micro-batch, or set `model.require_backward_grad_sync`, which is "
+    "DDP's: `fully_shard` does not look at it",
     cause="each micro-batch communicates as much as a whole step",
     cure="HSDP: `set_requires_all_reduce(last)`, at no extra memory; "
     "FSDP2: `set_requires_gradient_sync(last)`, which keeps whole gradients until then",

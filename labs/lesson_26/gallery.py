@@ -47,7 +47,9 @@ FIRST = {
     "this order. [`rank-doctor`](tools.md) says it of any job that it starts, "
     "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
     "([lesson 26](26_when_it_hangs.ipynb)). The text is the same for all hangs: after half an hour gloo "
-    f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`.",
+    f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`. "
+    "If no rank gets out of `init_process_group`, they have not met: `unknown_host` and "
+    "`a_rank_does_not_come` in the next table.",
     ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. So is "
     "`exitcode: -15`, by which torchrun ends the ranks that are left.",
     WRONG: "The table has six parts, by what you see first, in this order: the ranks' weights drift apart; "
@@ -57,7 +59,7 @@ FIRST = {
 }
 INTRODUCTION = (
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
-    "its case on two ranks, broken and cured, on CPUs over gloo, and compare the message; or *from a "
+    "its case on two ranks or four, broken and cured, on CPUs over gloo, and compare the message; or *from a "
     "source*, which is linked: nccl's texts are in the last part. Words: [the glossary](glossary.md)."
 )
 ON_GPUS = (
@@ -72,7 +74,7 @@ ON_GPUS = (
 )
 # What one sees first of a hang, in the order of the table; a regular expression of ``stands``.
 SEEN_FIRST = {
-    "In one call": r"^(two|both|all ranks) in",
+    "In one call": r"^(two|both|all ranks|all members) in",
     "In different calls": r"in the next (step|forward|gather)|two calls|two groups|thread|one call ahead",
     "Some in a call, the others in none": "",
 }
@@ -83,7 +85,7 @@ PARTS = {
     "two_backwards_of_one_forward unfrozen_later layer_outside_every_unit summand_as_gradient",
     OFF: "",
     "Data": "no_set_epoch epoch_in_workers weighted_draws local_rank_in_sampler stream_on_all_ranks "
-    "mixed_after_the_split one_seed_for_all",
+    "seed_of_the_sampler mixed_after_the_split one_seed_for_all",
     "Resume, checkpoint": "restart_from_nothing state_of_a_new_optimizer order_drawn_again "
     "one_name_for_all_ranks later_values_saved saved_in_the_handler",
     "Memory": "every_rank_builds_it copies_in_memory outputs_of_all_micro_batches",
@@ -139,7 +141,7 @@ def table_of(rows: list[dict[str, str]]) -> str:
             cells = [seen(row), row["did"], row["cause"], row["cure"]]
             cells += [link_to(row["lesson"]), as_code(row["name"])]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## On GPUs, in containers, on clusters", "", ON_GPUS, ""]
+    lines += ["", "## On GPUs, in containers, on clusters, with older torch", "", ON_GPUS, ""]
     lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
     for failure in sorted(SOURCED, key=lambda failure: failure["see"].lower()):
         text = as_code(failure["see"]) + " †" * failure.get("seen", False)

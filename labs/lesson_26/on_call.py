@@ -194,7 +194,8 @@ def two_nets_one_wrapper(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^weights differ$"},
     right="^weights equal$",
-    symptom="the ranks' weights drift apart after a phase of training, such as when a backbone is unfrozen",
+    symptom="the ranks' weights drift apart after a phase of training, such as when a backbone is unfrozen; "
+    "or the loss is a little worse than on one GPU",
     did="set `requires_grad` after the model was wrapped by DDP",
     cause="DDP takes the parameters that want a gradient when it is built, and averages no others",
     cure="wrap again after unfreezing; or unfreeze before, with a learning rate of 0 at first",

@@ -1,11 +1,14 @@
-"""Wrong numbers without an error: what a checkpoint keeps of several ranks, and what a loss is divided by."""
+"""What a checkpoint keeps of several ranks, when it is complete, and what a loss is divided by."""
+
+import threading
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
-from lesson_26.stage import WRONG, Case, collector, folder_of_case
+from lesson_26.stage import ERROR, WRONG, Case, collector, folder_of_case
 
 CASES: list[Case] = []
 case = collector(CASES)
@@ -29,6 +32,47 @@ def one_name_for_all_ranks(rank: int, cured: bool) -> str:
     loaded = {name: torch.zeros(1, dtype=torch.int64)}
     dcp.load(loaded, checkpoint_id=folder_of_case())
     return f"own: {torch.equal(loaded[name], saved[name])}"
+
+
+class Slow(dcp.FileSystemWriter):
+    """A writer that has written all shards, and waits before it writes ``.metadata``, its last file."""
+
+    def __init__(self, path: Path, may_end: threading.Event) -> None:
+        super().__init__(path)
+        self.may_end = may_end
+
+    def finish(self, metadata, results) -> None:
+        self.may_end.wait(30)
+        super().finish(metadata, results)
+
+
+@case(
+    ERROR,
+    says={0: r"No such file or directory: '.*\.metadata'"},
+    right="^step 4$",
+    symptom="`AssertionError: metadata is None`, `No such file or directory: '.../.metadata'` in `dcp.load`",
+    did="moved `latest`, or deleted the older checkpoint, as soon as `async_save` had returned; then the job "
+    "died",
+    cause="the save has only begun; a folder without `.metadata` is not complete",
+    cure="wait for `future.result()`, then move `latest` and delete; resume from the newest folder with "
+    "`.metadata` ([KempnerForge #102](https://github.com/KempnerInstitute/KempnerForge/issues/102))",
+    lesson="11",
+    forms_group=False,
+)
+def latest_before_it_is_written(rank: int, cured: bool) -> str:
+    path = folder_of_case() / f"step_4_of_{rank}"
+    may_end = threading.Event()
+    future = dcp.async_save({"step": torch.tensor(4)}, storage_writer=Slow(path, may_end), no_dist=True)
+    if cured:
+        may_end.set()
+        future.result()
+    state = {"step": torch.tensor(0)}
+    try:
+        dcp.load(state, checkpoint_id=path, no_dist=True)  # as the next life does
+    finally:
+        may_end.set()
+        future.result()
+    return f"step {state['step']}"
 
 
 @case(

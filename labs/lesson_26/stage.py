@@ -1,4 +1,4 @@
-"""A stage: two ranks play a failure, broken and cured, and what each of them says is compared.
+"""A stage: two ranks, seldom four, play a failure, broken and cured; what each of them says is compared.
 
 The ranks are forks of one process that has imported torch, so a case takes a fraction of a second.
 """
@@ -64,6 +64,7 @@ class Case:
         stands: of a hang: where the ranks stand, by which hangs are told apart.
         timeout_s: how long a collective waits, in place of half an hour.
         forms_group: whether the ranks have a process group before ``play`` is called.
+        ranks: how many play it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Case:
     stands: str = ""
     timeout_s: float = 2.0
     forms_group: bool = True
+    ranks: int = RANKS
 
 
 def collector(cases: list[Case]) -> Callable:
@@ -131,14 +133,15 @@ class Play:
         self.folder = Path(tempfile.mkdtemp(prefix="case-"))
         self.ends_at = time.monotonic() + cfg.limit_s
         ports = free_ports(2)
-        self.children = [Child(self.be_rank, rank, ports, stays=True) for rank in range(RANKS)]
+        self.children = [Child(self.be_rank, rank, ports, stays=True) for rank in range(self.case.ranks)]
 
     def be_rank(self, rank: int, ports: list[int]) -> str:
         """In the fork: return what comes of it, all lines of an error too."""
         errors = os.open(self.folder / f"rank_{rank}.txt", os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(errors, 1)
         os.dup2(errors, 2)
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+        ranks = self.case.ranks
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         names |= {"MASTER_ADDR": HERE, "MASTER_PORT": ports[0], "CASE_PORT": ports[1]}
         names |= {"CASE_FOLDER": self.folder}
         os.environ.update({name: str(value) for name, value in names.items()})
@@ -158,7 +161,7 @@ class Play:
             self.messages[rank] = f"ended with exit code {child.process.exitcode}"
 
     def is_over(self) -> bool:
-        return len(self.messages) == RANKS or time.monotonic() > self.ends_at
+        return len(self.messages) == self.case.ranks or time.monotonic() > self.ends_at
 
     def end(self) -> None:
         for rank, child in enumerate(self.children):

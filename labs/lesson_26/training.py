@@ -32,9 +32,9 @@ class TwoHeads(nn.Module):
     ERROR,
     says={0: "Expected to have finished reduction in the prior iteration before starting a new one"},
     right="^2 steps$",
-    did="left a parameter out of the loss, or gave one wrapper two losses in turn, as in a GAN",
+    did="left a parameter out of the loss",
     cause="DDP waits for its gradient; the error comes one step late",
-    cure="remove or freeze it, or `find_unused_parameters=True`; with two losses a wrapper for each net",
+    cure="remove or freeze it, or `find_unused_parameters=True`",
     lesson="08",
 )
 def unused_parameter(rank: int, cured: bool) -> str:

@@ -357,6 +357,33 @@ def new_group_on_one_rank(rank: int, cured: bool) -> str:
 
 
 @case(
+    HANG,
+    says={0: f"{TIMED_OUT}|Gloo connectFullMesh failed", 1: "^3.0$", 2: "^3.0$"},
+    right="^(2|4).0$",
+    stands="all members in the first collective of their sub-group; other ranks are through, perhaps with "
+    "a wrong sum; not each time",
+    did="called `new_group` once on each rank, with the list of its own group",
+    cause="names of groups count the calls: both groups get one name, meet in one store, and each rank "
+    "takes whom it finds there",
+    cure="each rank makes all groups, in one order: `new_subgroups_by_enumeration` or `init_device_mesh` "
+    "([#130102](https://github.com/pytorch/pytorch/issues/130102))",
+    lesson="04",
+    ranks=4,
+)
+def new_group_of_its_own(rank: int, cured: bool) -> float:
+    patience = timedelta(seconds=30 if cured else 3)
+    lists = [[0, 2], [1, 3]]
+    if cured:
+        mine, _ = dist.new_subgroups_by_enumeration(lists, timeout=patience)
+    else:
+        time.sleep(0.4 * rank)  # who comes first decides who meets whom; in a job it changes
+        mine = dist.new_group(lists[rank % 2], timeout=patience)
+    x = torch.tensor(float(rank))
+    dist.all_reduce(x, group=mine)
+    return x.item()
+
+
+@case(
     ERROR,
     says={0: r"Timed out after \d+ seconds waiting for clients. 1/2 clients joined"},
     right="^met 2$",

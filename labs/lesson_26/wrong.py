@@ -123,9 +123,9 @@ def sum_in_bfloat16(rank: int, cured: bool) -> float:
     says={0: "^(?!equal)differ by"},
     right="^equal$",
     symptom="the ranks' weights drift apart; N GPUs learn like one; checkpoints depend on the rank",
-    did="called `ddp.module(x)` in the forward pass, or took the loss through it; or unfroze layers later",
-    cause="it goes around DDP, which averages no gradient then; nor one of layers that were frozen at first",
-    cure="call the wrapper; after unfreezing wrap again",
+    did="called `ddp.module(x)` in the forward pass, or took the loss through it",
+    cause="it goes around DDP, which averages no gradient then",
+    cure="call the wrapper: `ddp(x)`",
     lesson="08",
 )
 def forward_around_ddp(rank: int, cured: bool) -> str:
@@ -249,7 +249,8 @@ def no_set_epoch(rank: int, cured: bool) -> str:
     symptom="augmentation, dropout or a diffusion's noise is alike on all ranks, or on an FSDP group's",
     did="called `torch.manual_seed(0)` on all ranks, or seeded by the replica's number alone",
     cause="they draw the same numbers for different data; FSDP's ranks have different data, too",
-    cure="seed + rank, counted along all dimensions that divide data, after the model is made",
+    cure="seed + rank, counted along all dimensions that divide data, after the model is made; not the "
+    "sampler's seed",
     lesson="06",
 )
 def one_seed_for_all(rank: int, cured: bool) -> str:
@@ -257,6 +258,26 @@ def one_seed_for_all(rank: int, cured: bool) -> str:
     draws = [torch.empty(4) for _ in range(2)]
     dist.all_gather(draws, torch.rand(4))
     return "the ranks draw the same" if torch.equal(*draws) else "the ranks draw differently"
+
+
+@case(
+    WRONG,
+    says={0: "^4 of 16 samples twice, 4 never$"},
+    right="^0 of 16 samples twice, 0 never$",
+    symptom="some samples come on two ranks, others never, without an error",
+    did="seeded the sampler by rank or by time, such as `DistributedSampler(data, seed=seed + rank)`",
+    cause="each rank cuts its part out of another order",
+    cure="one seed for all samplers; seeds by rank for dropout and augmentation alone "
+    "([LongLive #71](https://github.com/NVlabs/LongLive/issues/71))",
+    lesson="06",
+)
+def seed_of_the_sampler(rank: int, cured: bool) -> str:
+    own = list(DistributedSampler(range(16), seed=0 if cured else rank))
+    everyone: list = [None, None]
+    dist.all_gather_object(everyone, own)
+    twice = set(everyone[0]) & set(everyone[1])
+    never = set(range(16)) - {*everyone[0], *everyone[1]}
+    return f"{len(twice)} of 16 samples twice, {len(never)} never"
 
 
 class Stream(IterableDataset):
@@ -421,8 +442,7 @@ def all_reduce_before_one_loss(rank: int, cured: bool) -> str:
     "depends on N",
     did="clipped gradients before they were averaged",
     cause="each rank clips by its own norm: the mean is that of other vectors",
-    cure="average first, clip then; under FSDP2 log `clip_grad_norm_(...).full_tensor()`, on all ranks; a "
-    "norm by hand sums squares over the shards, not over HSDP's replicas",
+    cure="average first, clip then",
     lesson="10",
 )
 def clipped_before_averaged(rank: int, cured: bool) -> str:
