@@ -12,8 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# For gloo. torch's first optimizer imports this module, whose functions keep the group that exists by then:
-# its threads would outlive it, and the exit may abort with code -6 (lesson 08). No group exists yet.
+# Imported after a group exists, it would keep it: a script with gloo may then abort at its end (lesson 08).
 import torch.distributed.nn.functional
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
