@@ -76,7 +76,7 @@ def test_a_hang_is_told(tmp_path: Path):
     )
     say_who_waits(replay)
     assert "rank 0 waits in all_reduce, collective 1 of its group, but rank 1 calls barrier" in replay.notes
-    assert replay.notes[-1].startswith("the ranks part at collective 1 of their group: rank 0: all_reduce")
+    assert replay.notes[0].startswith("the ranks part at collective 1 of their group: rank 0: all_reduce")
 
 
 def test_a_line_that_is_cut_is_left_out(tmp_path: Path):

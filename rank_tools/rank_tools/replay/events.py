@@ -359,8 +359,8 @@ def say_who_waits(replay: Replay) -> None:
             told[rank] = f"is in no call of a group; it {replay.waits[rank]}"
     replay.parted = calls_where_parted(replay)
     failed = replay.notes
-    replay.notes = [f"rank {rank} {words}" for rank, words in sorted(told.items())]
-    replay.notes += [in_words_where_parted(replay)] if replay.parted else []
+    replay.notes = [in_words_where_parted(replay)] if replay.parted else []
+    replay.notes += [f"rank {rank} {words}" for rank, words in sorted(told.items())]
     replay.notes += failed
 
 
