@@ -31,6 +31,8 @@ from rank_tools.planner.search import fullest
 from rank_tools.planner.stack import stack_named
 from tests.helpers import ROOT
 
+from lesson_28.proof_layouts import Case, row_of
+
 LLAMA = model_named("8b")
 SMALL = {"layers": 36, "width": 2048, "heads": 16, "kv_heads": 4, "hidden": 11008, "tied": True}
 SMOLLM3 = replace(LLAMA, name="SmolLM3 3B", context=4096, **SMALL)
@@ -113,6 +115,22 @@ def test_the_page_has_the_formulas_numbers():
             assert f"{from_tokens.by_bytes:,.0f}" in PAGE and f"{from_tokens.tokens:,.0f}" in PAGE
         ratio = gpu.peak * gpu.gemm / (gpu.link * network.reached)
         assert f"28,672 / {int(ratio):,} = {int(28_672 / ratio)}" in PAGE
+
+
+def test_the_page_has_lesson_28s_seconds_of_roomy_plans():
+    """Of FSDP and HSDP on three clusters, and of PP and TP with FSDP for 405B."""
+    fast, slow = Network().card, 12.5e9
+    rows = [row_of(Case("8b", 512, gpus), slow) for gpus in (64, 512)]
+    rows += [row_of(Case("8b", 2048, 2048), fast)]
+    few, more, many = [(row["FSDP"], row["HSDP"]) for row in rows]
+    large = row_of(Case("405b", 2048, 16384), fast)
+    for told in (
+        "on 64, 8 sequences a GPU, FSDP {:.2f} s, HSDP {:.2f}".format(*few),
+        "on 512, one each, {:.2f} and {:.2f}".format(*more),
+        "At 400 on 2,048, one each: {:.2f} and {:.2f}".format(*many),
+        f"405B, 1,024 tokens on a GPU: PP {large['PP']:.1f} s, TP × FSDP {large['TP, CP']:.1f} (planned)",
+    ):
+        assert told in PAGE, told
 
 
 def test_the_numbers_of_the_twenty_questions():

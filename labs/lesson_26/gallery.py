@@ -48,19 +48,21 @@ FIRST = {
     "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
     "([lesson 26](26_when_it_hangs.ipynb)). The text is the same for all hangs: after half an hour gloo "
     f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`. "
-    "If no rank gets out of `init_process_group`, they have not met: `unknown_host` and "
-    "`a_rank_does_not_come` in the next table.",
-    ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. So is "
-    "`exitcode: -15`, by which torchrun ends the ranks that are left.",
-    WRONG: "The table has six parts, by what you see first, in this order: the ranks' weights drift apart; "
+    "If no rank prints anything, even with `PYTHONUNBUFFERED=1`, torchrun waits for the other nodes, until "
+    "`RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of `a_rank_does_not_come` in "
+    "the next table. If none gets out of `init_process_group`, see there, and `unknown_host`.",
+    ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. "
+    "`exitcode: -N` is signal N, which `kill -l N` names: by -15 torchrun ends the ranks that are left.",
+    WRONG: "The table has six parts: the ranks' weights drift apart; "
     "loss, metrics or gradients are off; data repeats or is missing; after a resume or in a checkpoint; "
-    "memory; slow. Right and wrong numbers of each case are printed by "
+    "memory; slow. If all you see is another loss, compare a sum of the weights on all ranks: if it differs, "
+    "read the first part. Right and wrong numbers of each case are printed by "
     "`python labs/lesson_26/gallery.py CASE`.",
 }
 INTRODUCTION = (
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
     "its case on two ranks or four, broken and cured, on CPUs over gloo, and compare the message; or *from a "
-    "source*, which is linked: nccl's texts are in the last part. Words: [the glossary](glossary.md)."
+    "source*, which is linked: nccl's texts are in the last part. Words: [glossary](glossary.md)."
 )
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "

@@ -32,7 +32,7 @@ class TwoHeads(nn.Module):
     ERROR,
     says={0: "Expected to have finished reduction in the prior iteration before starting a new one"},
     right="^2 steps$",
-    did="left a parameter out of the loss",
+    did="left a parameter of a net out of its only loss, such as a layer that forward skips",
     cause="DDP waits for its gradient; the error comes one step late",
     cure="remove or freeze it, or `find_unused_parameters=True`",
     lesson="08",

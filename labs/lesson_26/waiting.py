@@ -46,7 +46,7 @@ def collective_on_rank_0(rank: int, cured: bool) -> float:
     right="^8.0$",
     did="let one rank end while others wait for it",
     cause="an echo: the error to look for is that of the rank that left",
-    cure="find the first error; apply `record`",
+    cure="find the first error; `@record` of `torch.distributed.elastic.multiprocessing.errors` on `main`",
     lesson="00",
 )
 def a_rank_has_left(rank: int, cured: bool) -> float:
