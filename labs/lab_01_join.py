@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# For gloo. torch's first optimizer imports this module, whose functions keep the group that exists by then:
-# its threads would outlive it, and the exit may abort with code -6 (lesson 08). No group exists yet.
+# Import this before any group exists; otherwise a gloo process may abort at exit, code -6 (lesson 08):
+# torch's first optimizer imports it, and its functions keep the group that exists by then.
 import torch.distributed.nn.functional
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
