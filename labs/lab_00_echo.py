@@ -1,4 +1,4 @@
-"""One rank fails, and the others wait for it: a plain script, to see all that is printed then.
+"""One rank fails, and the others wait for it: a plain script, to show everything that is printed.
 
 Run it:      torchrun --standalone --nproc-per-node=3 labs/lab_00_echo.py
 Ends with:   exit code 1

@@ -40,7 +40,7 @@ def main() -> None:
     setup()
     me = who_am_i()
 
-    everyone: list[dict[str, int]] = [None] * dist.get_world_size()
+    everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, me)  # afterwards each rank holds the answers of all, by rank
     assert me["RANK"] == dist.get_rank(), f"RANK is {me['RANK']}, the group says {dist.get_rank()}"
     assert me["RANK"] == rank_by_counting(me, everyone), f"counting does not give rank {me['RANK']}"

@@ -5,7 +5,7 @@ common="--nnodes=$# --nproc-per-node=$per_node --master-addr=$1 --master-port=${
 node=0
 started=()
 for host in "$@"; do
-  ssh "$host" "cd '$PWD' && torchrun $common --node-rank=$node train.py" &
+  ssh "$host" "cd '$PWD' && '$(command -v torchrun)' $common --node-rank=$node train.py" &
   started+=("$!")
   node=$((node + 1))
 done

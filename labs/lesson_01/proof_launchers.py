@@ -34,7 +34,7 @@ def start_rank(index: int, world_size: int, port: int, stays_s: float) -> None:
     for name, value in mine.items():
         os.environ[name] = str(value)
     lab_01_who.main()
-    sys.stdout.flush()  # who is ended from outside takes along what it has not written yet
+    sys.stdout.flush()  # a process that is killed loses its unflushed output
     if index == world_size - 1:
         sys.exit(FAILED)
     time.sleep(stays_s)

@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_04/proof_mispa
 """
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +22,10 @@ from shared.runtime.run import run
 @dataclass(frozen=True)
 class Config:
     timeout_s: float = 5.0  # for the groups in which something is to go wrong
+
+
+# A call in an error of DETAIL, which prints much more of it.
+CALL = re.compile(r"Rank (\d+) is running collective: .*?(OpType=\w+, TensorShape=\[[\d, ]*\])")
 
 
 class OrderError(CourseError):
@@ -149,7 +154,11 @@ def main(cfg: Config) -> None:
             mismatches = [text for text in texts if text.startswith("Detected mismatch between collectives")]
             assert mismatches, f"DETAIL did not name a mismatch: {texts}"
             assert "no error" not in texts, texts  # a rank may hear only that another has left
-            print_on_rank_0(f"DETAIL, {function.__name__.replace('_', ' ')}: {mismatches[0][:37]}")
+            named = dict(CALL.findall(mismatches[0]))
+            first = named.pop("0")
+            (other,) = named.values()
+            name = function.__name__.replace("_", " ")
+            print_on_rank_0(f"DETAIL, {name}: rank 0 is running {first}, another rank {other}")
 
 
 if __name__ == "__main__":
