@@ -52,7 +52,7 @@ FAULTS: list[Fault] = [
         lab="16_torch",
         old="own if p.grad is not None]",
         new="own]",
-        told="'NoneType' object has no attribute",
+        told="are supposed to be defined",
         run="16_equal",
     ),
     Fault(
