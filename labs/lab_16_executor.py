@@ -50,8 +50,11 @@ class Pipeline:
         timeout: for a message that does not come; torch's default is 30 minutes.
 
     Sends do not block, because neighbours send to each other at the same time. What is sent stays in memory
-    until it has arrived, so at most as many gradients are under way as there are ranks. With nccl, build both
-    groups with ``backend="nccl-lazy"``. All ranks must build a pipeline, and step, together.
+    until it has arrived, so at most as many gradients are under way as there are ranks. All ranks must build
+    a pipeline, and step, together.
+
+    With nccl, build the groups with ``backend="nccl-lazy"``. The two suffice for one stage per rank. For a V,
+    or a loop on two ranks, take a group for each ordered pair of ranks.
     """
 
     def __init__(

@@ -54,16 +54,24 @@ def run(
     return sum(losses, torch.zeros((), dtype=x.dtype, device=x.device)).detach()
 
 
-def clip_stages(model: nn.Module, max_norm: float, copies: Collection[nn.Parameter] = ()) -> torch.Tensor:
-    """Clip by the norm of the whole model's gradient, which is returned. Collective over the stages.
+def clip_stages(
+    model: nn.Module,
+    max_norm: float,
+    copies: Collection[nn.Parameter] = (),
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Clip by the norm of the whole model's gradient, which is returned. Collective over ``group``.
 
     Args:
         model: this rank's stage, or stages.
         copies: parameters that another rank counts, such as the last stage's copy of a tied embedding.
+        group: the ranks of one pipeline. With data parallelism it is not the world: that would count each
+            stage dp times.
     """
-    counted = [p.grad for p in model.parameters() if not any(p is copy for copy in copies)]
-    square = nn.utils.get_total_norm(counted).square()
-    dist.all_reduce(square)
+    own = [p for p in model.parameters() if not any(p is copy for copy in copies)]
+    counted = [p.grad for p in own if p.grad is not None]  # a frozen parameter has none
+    square = nn.utils.get_total_norm(counted).square().to(next(model.parameters()))  # device and dtype
+    dist.all_reduce(square, group=group)
     norm = square.sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     return norm

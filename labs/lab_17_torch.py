@@ -26,7 +26,7 @@ from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads  # those that this process computes
+        self.head_width = width // heads  # a rank has fewer heads, of the same width
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         projected = [layer(x) for layer in (self.query, self.key, self.value)]
-        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projected)
+        q, k, v = (p.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for p in projected)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(attended.transpose(1, 2).flatten(2))
 
@@ -87,14 +87,14 @@ def split_block(width: int, heads: int, mesh: DeviceMesh, values: dict) -> Block
     """A block of which each rank allocates its part alone. Collective.
 
     Args:
-        values: the state dict of the whole block, on the mesh's rank 0; empty on the others. Where a rank
-            cannot hold it, load a checkpoint into the parts: ``dcp.load``, lesson 11.
+        values: the state dict of the whole block, on *global* rank 0; empty on the others. All ranks of the
+            job must call this together, for the same block. With pipeline stages, or where a rank cannot
+            hold it, load a checkpoint into the parts: ``dcp.load``, lesson 11.
     """
     with torch.device("meta"):  # shapes, no memory
         block = Block(width, heads).double()
     if heads % mesh.size():
-        raise ValueError(f"{mesh.size()} ranks do not divide {heads} heads")
-    block.attention.heads //= mesh.size()  # no plan does this, and none checks it
+        raise ValueError(f"{mesh.size()} ranks do not divide {heads} heads")  # no plan checks it
     parallelize_module(block, mesh, plan_of_block())
     block.to_empty(device=mesh.device_type)  # memory for this rank's part
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

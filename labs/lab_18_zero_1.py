@@ -28,7 +28,8 @@ class Zero1(torch.optim.Optimizer):
 
     ``step()`` averages the gradients over the ranks. Before it, ``p.grad`` is this rank's own: clip with
     ``clip_grad_norm_(max_norm)`` of this class, right before ``step()``. A ``state_dict()`` is one rank's
-    part. Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054.
+    part. For bfloat16 take ``WithMasters`` (lesson_18/proof_masters.py): here mean and norm would be in
+    bfloat16, too. Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054.
     """
 
     def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):

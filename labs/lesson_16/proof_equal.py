@@ -3,6 +3,7 @@
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_16/proof_equal.py
 """
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -89,12 +90,17 @@ def check_clipping(group: Group, cfg: Config) -> None:
     by_hand.gpipe(stage, x.chunk(number), labels.chunk(number))
     alone = by_hand.layers(range(by_hand.LAYERS)).to(group.device)
     by_hand.share_of_loss(alone(x), labels).backward()
-    own = nn.utils.get_total_norm([gradient for _, gradient in gradients(stage)]).item()
+    own = nn.utils.get_total_norm([gradient for _, gradient in gradients(stage)])
     expected = nn.utils.clip_grad_norm_(alone.parameters(), cfg.max_norm)
+    if group.rank == 0:
+        stage.append(nn.Linear(1, 1, dtype=torch.float64, device=group.device))  # unused: no gradient
+    by_itself, _ = dist.new_subgroups(group_size=1)  # a pipeline of one rank, beside others
+    alone_norm = clip_stages(stage, math.inf, group=by_itself)
+    assert_equal("clip_stages in a group: norm", alone_norm, own, cfg.tolerance)
     assert_equal("clip_stages: norm", clip_stages(stage, cfg.max_norm), expected, cfg.tolerance)
     same = nn.Sequential(*alone[mine.start : mine.stop])
     assert_all_equal("clip_stages", gradients(stage), gradients(same), cfg.tolerance)
-    norms = ", ".join(f"{norm:.3f}" for norm in gather_on_rank_0(own))
+    norms = ", ".join(f"{norm:.3f}" for norm in gather_on_rank_0(own.item()))
     print_on_rank_0(f"clipped at {cfg.max_norm}: norm in one process {expected:.3f}, of the stages {norms}")
 
 

@@ -198,7 +198,6 @@ def check_gated_block(mesh: DeviceMesh, group: Group) -> None:
         ("gate and up each gather", each, 3),
     ):
         block = PlainBlock(8 * n, 2 * n).to(group.device)
-        block.attention.heads //= n
         parallelize_module(block, mesh, plan)
         with record() as log:
             block(torch.ones(1, 2, 8 * n, device=group.device))
