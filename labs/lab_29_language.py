@@ -56,12 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tokens", default="descriptions", help="a folder of lab_29_tokens.py, or a text of scikit-learn's")
     add("--length", type=int, default=128, help="tokens in a row")
     add("--across-documents", action="store_true", help="a token sees earlier documents of its row")
-    add(
-        "--llama",
-        type=Path,
-        metavar="FOLDER",
-        help="begin with this checkpoint of Hugging Face's transformers",
-    )
+    add("--llama", type=Path, metavar="FOLDER", help="begin with this checkpoint of Hugging Face's format")
     for name, what in {
         "layers": "blocks",
         "width": "of the residual stream",
