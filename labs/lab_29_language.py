@@ -56,7 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tokens", default="descriptions", help="a folder of lab_29_tokens.py, or a text of scikit-learn's")
     add("--length", type=int, default=128, help="tokens in a row")
     add("--across-documents", action="store_true", help="a token sees earlier documents of its row")
-    add("--llama", type=Path, metavar="FOLDER", help="begin with this checkpoint in the form of transformers")
+    add("--llama", type=Path, metavar="FOLDER", help="begin with this checkpoint of Hugging Face's format")
     for name, what in {
         "layers": "blocks",
         "width": "of the residual stream",
@@ -264,6 +264,7 @@ class Trainer:
             "step": self.step,
             "loss": round(loss, 6),
             "lr": round(self.optimizer.param_groups[0]["lr"], 8),
+            "epoch": round(self.step * self.options.batch_size / self.rows, 4),  # above 1: rows come again
         }
         line |= {"gradient_norm": round(self.gradient_norm.item(), 4), "seconds": round(seconds, 2)}
         line |= {"tokens/s": round(speed, 1), "tflops_per_rank": float(f"{tflops:.3g}")}

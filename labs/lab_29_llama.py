@@ -226,7 +226,7 @@ def initialize(model: Llama, seed: int) -> None:
 
 
 def sizes_in(folder: Path) -> Sizes:
-    """Of a Llama in the form of transformers: a folder with ``config.json`` and ``*.safetensors``.
+    """Of a Llama in the format of Hugging Face's transformers: ``config.json`` and ``*.safetensors``.
 
     Others of the family, by their files in transformers: a Mistral without a sliding window is the same;
     Qwen2 has biases in q_proj, k_proj and v_proj; Qwen3 normalizes each head's queries and keys, and its
