@@ -38,10 +38,12 @@ FREE |= {"keep_every", "llama", "log_every", "peak_tflops", "replicate", "save_e
 FREE |= {"timeout", "tokens"}
 CHANGEABLE = {"clip", "compile", "lr", "micro_batch", "min_lr", "recompute", "reduce_each_piece", "steps"}
 CHANGEABLE |= {"warm_up", "weight_decay"}
+# Other numbers of an option are 1 or more.
 MAY_BE_0 = {"clip", "lr", "min_lr", "save_minutes", "seed", "warm_up", "weight_decay"}
 ATEN = torch.ops.aten
 COSTLY = {  # what selective checkpointing keeps: products of matrices, and attention
     ATEN.mm.default,
+    ATEN.addmm.default,  # of a layer with a bias
     ATEN._scaled_dot_product_flash_attention.default,
     ATEN._scaled_dot_product_efficient_attention.default,
     ATEN._scaled_dot_product_cudnn_attention.default,
@@ -135,8 +137,8 @@ def build(sizes: Sizes, options: argparse.Namespace, ranks: Ranks) -> Llama:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)  # the rest: embedding, last norm, output layer
     if buffers := [name for name, _ in model.named_buffers()]:  # to_empty would leave them without values
-        raise ModelError(f"{buffers[0]} is a buffer: compute it in the forward pass, or fill it in build")
-    model.to_empty(device=ranks.device)
+        raise ModelError(f"{buffers[0]} is a buffer: compute it in the forward pass, or exempt it in build")
+    model.to_empty(device=ranks.device)  # a buffer that you exempt is filled after this
     if options.llama:
         load(model, options.llama)
     else:
@@ -213,6 +215,8 @@ class Trainer:
             is_reduced = number == self.pieces or self.options.reduce_each_piece
             self.model.set_requires_gradient_sync(is_reduced)  # else whole gradients wait for the last piece
             loss = self.model(tokens, labels, self.end)
+            if loss.itemsize < 4:
+                raise ModelError(f"the sum of the losses is in {loss.dtype}: cast the logits to float32")
             (loss * self.ranks.size / labels_of_all.clamp(min=1)).backward()  # FSDP divides by the ranks
             self.losses += loss.detach()
         self.labels += labels_of_all
