@@ -70,9 +70,8 @@ def main() -> None:
         limits = f"between the {dist.get_world_size()} ranks and the {TRAINING} points"
         raise ValueError(f"GLOBAL_BATCH is {GLOBAL_BATCH}, and must be {limits}")
 
-    points = torch.rand(TRAINING + 500, 2, generator=torch.Generator().manual_seed(0)).to(
-        device
-    )  # of a square
+    # Points of the unit square.
+    points = torch.rand(TRAINING + 500, 2, generator=torch.Generator().manual_seed(0)).to(device)
     inside = ((points - 0.5).norm(dim=1) < 0.4).long()  # 1 in a disc around its centre, 0 elsewhere
     x, y = points[:TRAINING], inside[:TRAINING]
     torch.manual_seed(dist.get_rank())  # a different model on each rank: the broadcast makes them equal

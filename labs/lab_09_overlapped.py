@@ -195,7 +195,7 @@ def main() -> None:
     rounding = 1e4 * torch.finfo(x.dtype).eps  # 2e-12 in float64
     for gradient, truth in zip(gradients, alone, strict=True):
         assert torch.allclose(gradient, truth, rtol=0, atol=rounding), (
-            "the mean over the ranks is that of one process"
+            "the mean over the ranks is not that of one process"
         )
     dist.barrier()
     dist.destroy_process_group()

@@ -109,10 +109,12 @@ def main(cfg: Config) -> None:
             sent["ring"][n] = sum(call.bytes for call in calls)
             if group.rank < n:
                 assert_ring_traffic(calls, whole, n)
-            print_on_rank_0(
-                f"ring of {n}: {len(calls)} messages, {sent['ring'][n]:,} bytes"
-                f" = 2 x {n - 1}/{n} x {whole:,}, on each rank of it"
-            )
+            is_last = n == group.world_size
+            if is_last:
+                print_on_rank_0(
+                    f"ring of {n}: {len(calls)} messages, {sent['ring'][n]:,} bytes"
+                    f" = 2 x {n - 1}/{n} x {whole:,}, on each rank of it"
+                )
             for way, all_reduce in WAYS.items():
                 as_a_ring = way == "halving and doubling" and n == 2  # the same two messages
                 if works_with(way, n) and not as_a_ring:
@@ -121,7 +123,8 @@ def main(cfg: Config) -> None:
                     if group.rank < n:
                         why = complaint(way, calls, whole, n)
                         multiple = sent[way][n] / whole
-                        print_on_rank_0(f"{way}, {n} ranks: rank 0 sent {multiple:g} S; no ring: {why}")
+                        if is_last:
+                            print_on_rank_0(f"{way}, {n} ranks: rank 0 sent {multiple:g} S; no ring: {why}")
         gradients_of_digits(group)
         record_results("05_traffic", {"whole": whole, "sent": sent})
 

@@ -210,8 +210,8 @@ def try_tokens(cfg: Config, group: Group) -> None:
         raise CourseError(f"no token counts, and the loss is {nothing.item()}")
     counts = [(labels != -100).sum().item() for _, labels in everyone]
     print_on_rank_0(
-        f"{cfg.sequences} sequences each, {' + '.join(map(str, counts))} tokens: DDP off by "
-        f"{off['plain']:.2%}, weighted by {off['weighted']:.0e}"
+        f"{cfg.sequences} sequences each, {' + '.join(map(str, counts))} tokens: plain averaging off "
+        f"by {off['plain']:.2%}, weighted by {off['weighted']:.0e}"
     )
     print_on_rank_0(
         f"rank 0's own `loss` is {(loss / plain).item():.2f} times the mean over its tokens; "

@@ -174,7 +174,12 @@ def buckets(group: Group, **options) -> list[int]:
 def bucket_cap_mb(group: Group) -> str:
     default, cap_25, cap_1 = buckets(group), buckets(group, bucket_cap_mb=25), buckets(group, bucket_cap_mb=1)
     assert (default, cap_25, cap_1) == ([1, 5], [6], [1] * 6), (default, cap_25, cap_1)
-    return f"6 layers of 1 MiB: {len(cap_1)} all-reduces at 1, {len(cap_25)} at 25; by default {default} MiB"
+    listed = buckets(group, bucket_cap_mb_list=[1, 2])
+    assert listed == [1, 2, 2, 1], listed  # a cap for each bucket; the last cap is that of all others
+    return (
+        f"6 layers of 1 MiB: {len(cap_1)} all-reduces at 1, {len(cap_25)} at 25; by default {default} MiB, "
+        f"with the list [1, 2] {listed} MiB"
+    )
 
 
 SHOWN = {

@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure a training step by our DDPs and torch's.")
     parser.add_argument("--model", default="resnet18", help="a model of torchvision")
     parser.add_argument("--image", type=int, default=32, help="height and width")
-    parser.add_argument("--batch", type=int, default=2, help="images by process")
+    parser.add_argument("--batch", type=int, default=2, help="images per process")
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each way")
     parser.add_argument("--bucket-cap-mb", type=float, default=None)
     parser.add_argument("--gbit", type=float, default=5.0, help="of the wire; 0: the network as it is")
@@ -107,7 +107,7 @@ def main() -> None:
             for name, step in steps.items():
                 with on_wire(wire) if wire and name != "torch" else nullcontext():
                     step()
-        print_on_rank_0(f"{args.model}, {args.batch} images of {args.image} x {args.image} by process")
+        print_on_rank_0(f"{args.model}, {args.batch} images of {args.image} x {args.image} per process")
         load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
         print_on_rank_0(f"{group.world_size} processes, medians of {args.steps} steps; {load}")
         print_on_rank_0(f"{'milliseconds':18}{'forward':>9}{'backward':>10}{'total':>8}")
