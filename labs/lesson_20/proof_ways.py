@@ -374,18 +374,18 @@ def in_bfloat16(group: Group, cfg: Config) -> dict[str, tuple[float, float]]:
     errors = {}
     with record() as log:
         on_ring = ring.attention_on_ring(qkv, gradient)
-    part = part_of(qkv[1], -2).nbytes
-    # Backward: keys and values once more, and their gradients in float32, twice as long.
-    expected = (2 + 2 + 4) * (group.world_size - 1) * part
-    if round(log.by_rule()) != expected:
-        raise CourseError(f"bfloat16: a rank sends {log.by_rule():,.0f} bytes, expected {expected:,}")
-    print_on_rank_0(f"bfloat16: the ring sends {expected / part:g} C, because gradients are float32")
     results = zip(ring.NAMES, on_ring, by_torch, exact, strict=True)
     for what, ours, theirs, truth in results:
         own = part_of(truth, -2)
         errors[what] = error(ours, own), error(part_of(theirs, -2), own)
         if errors[what][0] > cfg.worse * errors[what][1]:
             raise CourseError(f"bfloat16: {what} of the ring is off by {errors[what][0]:.4f}, torch's less")
+    part = part_of(qkv[1], -2).nbytes
+    # Backward: keys and values once more, and their gradients in float32, twice as long.
+    expected = (2 + 2 + 4) * (group.world_size - 1) * part
+    if round(log.by_rule()) != expected:
+        raise CourseError(f"bfloat16: a rank sends {log.by_rule():,.0f} bytes, expected {expected:,}")
+    print_on_rank_0(f"bfloat16: the ring sends {expected / part:g} C, because gradients are float32")
     return errors
 
 
