@@ -40,16 +40,16 @@ def main() -> None:
         inputs.append(x)
         x = x @ whole.T
         whole = None  # dropped: its memory is free again
-    of_x = x / x.numel()  # the loss is half the mean square of x
+    grad_x = x / x.numel()  # the loss is half the mean square of x
 
     gradients = []
     for shard, given in zip(reversed(shards), reversed(inputs), strict=True):  # the backward pass
         whole = gathered(shard)
-        of_whole = of_x.T @ given
-        of_x = of_x @ whole
+        grad_whole = grad_x.T @ given
+        grad_x = grad_x @ whole
         whole = None
-        gradients.insert(0, reduced(of_whole))
-        of_whole = None
+        gradients.insert(0, reduced(grad_whole))
+        grad_whole = None
     for shard, gradient in zip(shards, gradients, strict=True):
         shard -= 0.1 * gradient  # the optimizer has shards alone
 

@@ -40,24 +40,16 @@ def part_of(whole: Tensor, dim: int, group: Group = None, zigzag: bool = True) -
     return torch.cat([chunks[number] for number in chunks_of(rank, ranks, zigzag)], dim)
 
 
-def repeated(keys: Tensor, q: Tensor) -> Tensor:
-    """Grouped queries: each head of keys, (batch, heads, ...), once for each query head that shares it."""
-    return keys.repeat_interleave(q.shape[1] // keys.shape[1], dim=1)
-
-
-def summed(gradient: Tensor, keys: Tensor) -> Tensor:
-    """The backward of ``repeated``."""
-    return gradient.unflatten(1, (keys.shape[1], -1)).sum(2)
-
-
 def accumulated(q: Tensor) -> torch.dtype:
     """What is added up over the steps of the ring has this type: not bfloat16."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
-def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """A block is computed in float32 at least; what travels stays as short as it is."""
-    return tuple(tensor.to(accumulated(tensor)) for tensor in tensors)
+def widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In float32 at least, and each head of keys once for each query head that shares it: grouped queries."""
+    shared_by = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(shared_by, dim=1) for tensor in (k, v))
+    return q.to(accumulated(q)), k.to(accumulated(k)), v.to(accumulated(v))
 
 
 def scores_of(q: Tensor, k: Tensor, diagonal: bool) -> Tensor:
@@ -75,7 +67,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> tuple[Tens
     The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys. All scores
     of the block are written out: on a GPU put a flash kernel here, which returns both.
     """
-    q, k, v = precise(q, repeated(k, q), repeated(v, q))
+    q, k, v = widened(q, k, v)
     scores = scores_of(q, k, diagonal)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
@@ -98,13 +90,15 @@ def block_backward(
     ``out`` and ``lse`` are those of *all* keys, so that the weights are the true ones. ``gradient`` is that
     of the loss with respect to ``out``. As in FlashAttention, the scores are computed a second time.
     """
-    gradient, q, all_k, all_v, out = precise(gradient, q, repeated(k, q), repeated(v, q), out)
-    weights = (scores_of(q, all_k, diagonal) - lse.unsqueeze(-1)).exp()
-    of_weights = gradient @ all_v.transpose(-2, -1)
-    of_scores = weights * (of_weights - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
-    of_k = of_scores.transpose(-2, -1) @ q
-    of_v = weights.transpose(-2, -1) @ gradient
-    return of_scores @ all_k, summed(of_k, k), summed(of_v, v)
+    gradient, out = gradient.to(accumulated(q)), out.to(accumulated(q))
+    wide_q, wide_k, wide_v = widened(q, k, v)
+    weights = (scores_of(wide_q, wide_k, diagonal) - lse.unsqueeze(-1)).exp()
+    grad_weights = gradient @ wide_v.transpose(-2, -1)
+    grad_scores = weights * (grad_weights - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+    grad_k = grad_scores.transpose(-2, -1) @ wide_q
+    grad_v = weights.transpose(-2, -1) @ gradient
+    heads = (k.shape[1], -1)  # the query heads that share a head of keys: their gradients are added up
+    return grad_scores @ wide_k, grad_k.unflatten(1, heads).sum(2), grad_v.unflatten(1, heads).sum(2)
 
 
 def blocks(queries: list[int], keys: list[int], width: int) -> list[tuple[slice, slice, bool]]:
@@ -140,20 +134,20 @@ def backward_blocks(
     keys: list[int],
     out: Tensor,
     lse: Tensor,
-    of_q: Tensor,
+    grad_q: Tensor,
 ) -> Tensor:
-    """Add to ``of_q``, the gradient of q, and return what these queries add to the gradient of ``kv``."""
+    """Add to ``grad_q``, the gradient of q, and return what these queries add to the gradient of ``kv``."""
     k, v = kv
-    of_kv = torch.zeros_like(kv, dtype=accumulated(kv))
+    grad_kv = torch.zeros_like(kv, dtype=accumulated(kv))
     for rows, columns, diagonal in blocks(queries, keys, q.shape[-2] // len(queries)):
         of_rows = gradient[..., rows, :], q[..., rows, :]
         of_columns = k[..., columns, :], v[..., columns, :]
         of_all = out[..., rows, :], lse[..., rows]
         more_q, more_k, more_v = block_backward(*of_rows, *of_columns, *of_all, diagonal)
-        of_q[..., rows, :] += more_q
-        of_kv[0][..., columns, :] += more_k
-        of_kv[1][..., columns, :] += more_v
-    return of_kv
+        grad_q[..., rows, :] += more_q
+        grad_kv[0][..., columns, :] += more_k
+        grad_kv[1][..., columns, :] += more_v
+    return grad_kv
 
 
 class Shift:
@@ -205,20 +199,22 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Keys and values go round once more. Their gradients follow them, and end where the keys belong."""
         q, k, v, out, lse = ctx.saved_tensors
-        of_q = torch.zeros_like(q, dtype=accumulated(q))
+        grad_q = torch.zeros_like(q, dtype=accumulated(q))
         homeward = None  # gradients of keys that belong to other ranks, each rank adds its own
         for source, kv in travelling(torch.stack([k, v]), ctx.group):
-            of_kv = backward_blocks(gradient, q, ctx.chunks[ctx.rank], kv, ctx.chunks[source], out, lse, of_q)
+            grad_kv = backward_blocks(
+                gradient, q, ctx.chunks[ctx.rank], kv, ctx.chunks[source], out, lse, grad_q
+            )
             if source == ctx.rank:
-                of_own_kv = of_kv
+                grad_own_kv = grad_kv
             else:
                 if homeward is not None:
-                    of_kv += homeward.wait()
-                homeward = Shift(of_kv, ctx.group)
+                    grad_kv += homeward.wait()
+                homeward = Shift(grad_kv, ctx.group)
         if homeward is not None:
-            of_own_kv += homeward.wait()
-        of_k, of_v = of_own_kv.to(k.dtype)
-        return of_q.to(q.dtype), of_k, of_v, None, None
+            grad_own_kv += homeward.wait()
+        grad_k, grad_v = grad_own_kv.to(k.dtype)
+        return grad_q.to(q.dtype), grad_k, grad_v, None, None
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None, zigzag: bool = True) -> Tensor:

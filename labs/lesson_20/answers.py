@@ -9,8 +9,8 @@ for work in works:
 """
 MERGED = "out[..., rows, :], lse[..., rows] = merge(out[..., rows, :], lse[..., rows], more, more_lse)"
 HOMEWARD = """
-of_kv, of_kv_works = to_next_rank(of_kv)
-for work in kv_works + of_kv_works:
+grad_kv, grad_kv_works = to_next_rank(grad_kv)
+for work in kv_works + grad_kv_works:
     work.wait()
 """
 MERGE = solved("20_ring_attention", "merge")
@@ -135,8 +135,8 @@ ANSWERS = [
         for work in kv_works:
             work.wait()
         if step < ranks - 1:
-            of_kv, of_kv_works = to_next_rank(of_kv)
-            for work in of_kv_works:
+            grad_kv, grad_kv_works = to_next_rank(grad_kv)
+            for work in grad_kv_works:
                 work.wait()
         """,
         told="it has not come home",

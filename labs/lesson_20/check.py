@@ -210,9 +210,9 @@ class Sequence:
         q, k, v = self.q[..., queries, :], self.k[..., keys, :], self.v[..., keys, :]
         gradient, out = self.gradient[..., queries, :], self.out[..., queries, :]
         weights = (scores_of(q, k, causal(queries, keys)) - lse.unsqueeze(-1)).exp()
-        of_scores = gradient @ v.transpose(-2, -1) - (gradient * out).sum(-1, keepdim=True)
-        of_scores = weights * of_scores / math.sqrt(WIDTH)
-        return of_scores @ k, of_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ gradient
+        grad_scores = gradient @ v.transpose(-2, -1) - (gradient * out).sum(-1, keepdim=True)
+        grad_scores = weights * grad_scores / math.sqrt(WIDTH)
+        return grad_scores @ k, grad_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ gradient
 
 
 def check_forward(answer: ModuleType, group: Group, whole: Sequence) -> int:

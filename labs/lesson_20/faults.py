@@ -6,7 +6,7 @@ FAULTS: list[Fault] = [
     Fault(lab="20_ring", old="columns, key == query))", new="columns, False))", told="output differs"),
     Fault(
         lab="20_ring",
-        old="            of_own_kv += homeward.wait()\n",
+        old="            grad_own_kv += homeward.wait()\n",
         new="            homeward.wait()\n",
         told="gradient of k differs",
     ),

@@ -56,10 +56,10 @@ class BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, kv, out, lse = ctx.saved_tensors
-        of_q = torch.zeros_like(q)
+        grad_q = torch.zeros_like(q)
         queries, keys = ctx.chunks
-        of_kv = ring.backward_blocks(gradient, q, queries, kv, keys, out, lse, of_q)
-        return of_q, of_kv, None, None
+        grad_kv = ring.backward_blocks(gradient, q, queries, kv, keys, out, lse, grad_q)
+        return grad_q, grad_kv, None, None
 
 
 class GatherSequence(torch.autograd.Function):
@@ -372,12 +372,20 @@ def in_bfloat16(group: Group, cfg: Config) -> dict[str, tuple[float, float]]:
     exact = ring.attention_alone([tensor.double() for tensor in qkv], gradient.double())
     by_torch = ring.attention_alone(qkv, gradient)
     errors = {}
-    results = zip(ring.NAMES, ring.attention_on_ring(qkv, gradient), by_torch, exact, strict=True)
+    with record() as log:
+        on_ring = ring.attention_on_ring(qkv, gradient)
+    results = zip(ring.NAMES, on_ring, by_torch, exact, strict=True)
     for what, ours, theirs, truth in results:
         own = part_of(truth, -2)
         errors[what] = error(ours, own), error(part_of(theirs, -2), own)
         if errors[what][0] > cfg.worse * errors[what][1]:
             raise CourseError(f"bfloat16: {what} of the ring is off by {errors[what][0]:.4f}, torch's less")
+    part = part_of(qkv[1], -2).nbytes
+    # Backward: keys and values once more, and their gradients in float32, twice as long.
+    expected = (2 + 2 + 4) * (group.world_size - 1) * part
+    if round(log.by_rule()) != expected:
+        raise CourseError(f"bfloat16: a rank sends {log.by_rule():,.0f} bytes, expected {expected:,}")
+    print_on_rank_0(f"bfloat16: the ring sends {expected / part:g} C, because gradients are float32")
     return errors
 
 

@@ -124,20 +124,20 @@ def add_gradients(
     kv: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    of_q: torch.Tensor,
-    of_kv: torch.Tensor,
+    grad_q: torch.Tensor,
+    grad_kv: torch.Tensor,
 ) -> None:
-    """Given: our queries with the keys and values of rank ``source``; adds to ``of_q`` and ``of_kv``."""
+    """Given: our queries with the keys and values of rank ``source``; adds to ``grad_q`` and ``grad_kv``."""
     for rows, columns, diagonal in blocks(source, q.shape[-2]):
         keys, values = kv[..., columns, :]
         weights = weights_of(q[..., rows, :], keys, lse[..., rows], diagonal)
-        of_out = gradient[..., rows, :]
-        of_weights = of_out @ values.transpose(-2, -1)
-        of_scores = weights * (of_weights - (of_out * out[..., rows, :]).sum(-1, keepdim=True))
-        of_scores = of_scores / math.sqrt(q.shape[-1])
-        of_q[..., rows, :] += of_scores @ keys
-        of_kv[0][..., columns, :] += of_scores.transpose(-2, -1) @ q[..., rows, :]
-        of_kv[1][..., columns, :] += weights.transpose(-2, -1) @ of_out
+        grad_out = gradient[..., rows, :]
+        grad_weights = grad_out @ values.transpose(-2, -1)
+        grad_scores = weights * (grad_weights - (grad_out * out[..., rows, :]).sum(-1, keepdim=True))
+        grad_scores = grad_scores / math.sqrt(q.shape[-1])
+        grad_q[..., rows, :] += grad_scores @ keys
+        grad_kv[0][..., columns, :] += grad_scores.transpose(-2, -1) @ q[..., rows, :]
+        grad_kv[1][..., columns, :] += weights.transpose(-2, -1) @ grad_out
 
 
 def ring_backward(
@@ -154,16 +154,16 @@ def ring_backward(
     go round once more. Their gradient travels with them, and ends on the rank that they belong to.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    of_q = torch.zeros_like(q)
+    grad_q = torch.zeros_like(q)
     kv = torch.stack([k, v])
-    of_kv = torch.zeros_like(kv)
+    grad_kv = torch.zeros_like(kv)
     for step in range(ranks):
         # solution: begin
         source = (rank - step) % ranks
-        add_gradients(source, gradient, q, kv, out, lse, of_q, of_kv)
+        add_gradients(source, gradient, q, kv, out, lse, grad_q, grad_kv)
         kv, kv_works = to_next_rank(kv)
-        of_kv, of_kv_works = to_next_rank(of_kv)
-        for work in kv_works + of_kv_works:
+        grad_kv, grad_kv_works = to_next_rank(grad_kv)
+        for work in kv_works + grad_kv_works:
             work.wait()
         # solution: end
-    return of_q, of_kv[0], of_kv[1]
+    return grad_q, grad_kv[0], grad_kv[1]

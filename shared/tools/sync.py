@@ -57,7 +57,7 @@ POINTS_AT_A_CELL = re.compile(
 POINTS_ELSEWHERE = re.compile(
     r"\b(above|below|this (lab|cell|lesson|notebook|work)|these steps|such (a|layers)|theirs|three runs|"
     r"other way round|our|without f|one such|each way|which way|at all four|on A|A's|B joins|first barrier|"
-    r"the (two|other|others|last|five|lab|whole batch|same head|piece|wire|formula|formulas|router|barrier|"
+    r"the (two|other|others|last|six|lab|whole batch|same head|piece|wire|formula|formulas|router|barrier|"
     r"agents|weight of a piece)|your ranks|we (stop|make)|all ranks now|four all-reduces|in total|"
     r"two buckets of|first line|of the variables|Exercise \d+ writes|DDP's 4S|"
     r"each rank starts from its own|in units of|drops rows)\b",
