@@ -4,9 +4,10 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_26_look.py
 Ends with:   exit code 1
 Written by:  notebooks/26_when_it_hangs.ipynb (edit it there)
 
-It would hang for half an hour. We set the time-out to 20 s, and look after 5 s.
+It would hang for half an hour. ``--timeout`` sets other seconds. We look after 5 s.
 """
 
+import argparse
 import io
 import json
 import os
@@ -68,8 +69,8 @@ def train(model: nn.Module, steps: int, save_every: int) -> None:
 
 
 @worker_main()
-def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+def main(timeout: int) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     if dist.get_rank() == 0:
         threading.Thread(target=look_after, args=(5,), daemon=True).start()
     train(nn.Linear(4, 1), steps=5, save_every=2)
@@ -77,9 +78,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Hang.")
+    parser.add_argument("--timeout", type=int, default=20, help="seconds, then gloo gives up")
+    options = parser.parse_args()
     own = address(int(os.environ["RANK"]))
     os.environ["TORCH_WORKER_SERVER_SOCKET"] = own
     try:
-        main()
+        main(options.timeout)
     finally:
         Path(own).unlink(missing_ok=True)

@@ -37,9 +37,15 @@ ANSWERS = [
     ),
     Wrong(
         what="Looks at the first plan of each number of GPUs alone; a faster one may be cheaper, too.",
-        old="for plan in plans if",
-        new="for plan in plans[:1] if",
+        old="for plan in roomy if",
+        new="for plan in roomy[:1] if",
         told="Llama 3 70B: it takes",
+    ),
+    Wrong(
+        what="Takes a plan that is tight.",
+        old=" if not plan.tight",
+        new="",
+        told="TP 4 CP 2 PP 4, ZeRO 1, micro-batch 1 on 32 GPUs is tight",
     ),
     Wrong(
         what="Stops at the first number of GPUs without a plan for the money: the model does not fit there.",
@@ -94,7 +100,8 @@ ANSWERS = [
         gpus = most_gpus
         while gpus >= 8:
             for plan in propose(replace(training, gpus=gpus))[0]:
-                if plan.dollars <= dollars and (best is None or plan.days < best[1].days):
+                sound = plan.dollars <= dollars and not plan.tight
+                if sound and (best is None or plan.days < best[1].days):
                     best = (gpus, plan)
             gpus //= 2
         return best

@@ -41,6 +41,8 @@ FEW = Training(model_named("8b"), 8, 8, 1e12, network=Network(card=12.5e9))
 BUDGETS = {
     # No layout fits 8 or 16 GPUs, 256 are too dear, and on 128 the plan that comes first is not the fastest.
     "Llama 3 70B": (Training(model_named("70b"), 8, 128, 1e12), 495_000, 256),
+    # The fastest plan is tight, and the one that comes first costs too much.
+    "Llama 3 70B, at most 32 GPUs": (Training(model_named("70b"), 8, 128, 1e12), 495_000, 32),
     # All 256 GPUs can be paid for, and take longer than half of them.
     "Llama 3 8B, 8 sequences in a step": (FEW, 600_000, 256),
     # With twice as many GPUs as there are it would end sooner.
@@ -92,11 +94,14 @@ def check_budget(what: str, answer: ModuleType) -> None:
         raise Wrong(f"{what}: on {gpus} GPUs this layout cannot run: {judged.problems[0].text}")
     if judged.dollars > dollars:
         raise Wrong(f"{what}: {gpus} GPUs cost {judged.dollars:,.0f} dollars, there are {dollars:,}")
+    if judged.tight:
+        raise Wrong(f"{what}: {judged.layout} on {gpus} GPUs is tight: it may not fit")
     affordable = []
     size = 8
     while size <= most:
         plans, _ = propose(replace(training, gpus=size))
-        affordable += [candidate.days for candidate in plans if candidate.dollars <= dollars]
+        roomy = [candidate for candidate in plans if not candidate.tight]
+        affordable += [candidate.days for candidate in roomy if candidate.dollars <= dollars]
         size *= 2
     if judged.days > ENOUGH * min(affordable):
         raise Wrong(

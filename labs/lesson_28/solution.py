@@ -44,6 +44,8 @@ def step_seconds(model: Model, layout: Layout, sequences: int, gpu: Gpu, network
 def spend(training: Training, most_gpus: int, dollars: float) -> tuple[int, Plan]:
     """Return the number of GPUs and the plan with which the training ends soonest, for so many dollars.
 
+    A plan that is ``tight`` does not count.
+
     Args:
         training: all but the number of GPUs: ``replace(training, gpus=64)`` asks about 64.
         most_gpus: so many can be had. Take 8 times a power of two.
@@ -54,7 +56,8 @@ def spend(training: Training, most_gpus: int, dollars: float) -> tuple[int, Plan
     gpus = 8
     while gpus <= most_gpus:
         plans, _ = propose(replace(training, gpus=gpus))
-        affordable += [(plan.days, gpus, plan) for plan in plans if plan.dollars <= dollars]
+        roomy = [plan for plan in plans if not plan.tight]
+        affordable += [(plan.days, gpus, plan) for plan in roomy if plan.dollars <= dollars]
         gpus *= 2
     _, gpus, plan = min(affordable, key=lambda option: option[0])
     return gpus, plan
