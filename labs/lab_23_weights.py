@@ -24,6 +24,7 @@ from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the
 
 VERSIONS, BATCH = 30, 240
 PROMPT, HIDDEN, ANSWERS = 24, 96, 12  # 1 to 4 ranks divide them
+CALL_S = 600.0  # seconds that a call may take; unasked 60, and answers of a real model take longer
 Box = tuple[slice, ...]
 
 
@@ -220,7 +221,7 @@ def train(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: dict, jobs
 
 
 def ask_all(workers: list[str], task: str, *arguments: object) -> list[torch.futures.Future]:
-    return [rpc.rpc_async(worker, ask, args=(task, *arguments)) for worker in workers]
+    return [rpc.rpc_async(worker, ask, args=(task, *arguments), timeout=CALL_S) for worker in workers]
 
 
 def results_of(calls: list[torch.futures.Future]) -> list:
@@ -256,7 +257,7 @@ def lead(policy: nn.Module, boxes: list, jobs: Jobs, versions: int) -> dict:
         move = move_whole if version % 2 == 0 else move_slices
         calls = ask_all(workers, "receive", move, version + 1)
         arrived = move(policy, boxes, jobs)
-        there = results_of(calls)  # all generators have the new weights
+        there = results_of(calls)  # all have received the weights; over nccl they have queued the move
         if there and version < 2:
             print(f"{move.__name__}: {arrived:,} bytes arrive at a trainer, {there[0]:,} at a generator")
     return batch
