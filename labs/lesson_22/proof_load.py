@@ -128,6 +128,8 @@ def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.T
     """
     by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for p in parameters:
+        if p.grad is None:  # frozen
+            continue
         by_mesh.setdefault(p.grad.device_mesh if isinstance(p.grad, DTensor) else None, []).append(p)
     norms = [whole(nn.utils.get_total_norm([p.grad for p in of_mesh])) for of_mesh in by_mesh.values()]
     norm = torch.stack(norms).norm()
