@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +59,7 @@ def prove(path: Path, output: Path, ranks: Ranks) -> bool:
     if ranks.rank == 0:
         output.write_text("", encoding="utf-8")
     port = ranks.port_of_new_store()
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # a store's server is a thread
     child = os.fork()
     if child == 0:
         os.environ["MASTER_PORT"] = str(port)
