@@ -19,6 +19,7 @@ KNOWN = {
 }
 NOT_WATCHED = {
     "lab_03_stuck": "hangs on purpose, which the lesson says",
+    "lab_12_one_more": "waits for a rank that has no batch left, until its time-out, which the lesson says",
     "lab_11_fsdp": "saves on 4 ranks into a folder that 2 ranks are given",
     "lab_11_loop": "an example with gloo, which saves where it is started",
     "lab_13_restart": "kills a rank and is started again by torchrun",

@@ -376,7 +376,8 @@ def new_group_of_its_own(rank: int, cured: bool) -> float:
     if cured:
         mine, _ = dist.new_subgroups_by_enumeration(lists, timeout=patience)
     else:
-        time.sleep(0.4 * rank)  # who comes first decides who meets whom; in a job it changes
+        dist.barrier()
+        time.sleep(0.8 * rank)  # who comes first decides who meets whom; in a job it changes
         mine = dist.new_group(lists[rank % 2], timeout=patience)
     x = torch.tensor(float(rank))
     dist.all_reduce(x, group=mine)

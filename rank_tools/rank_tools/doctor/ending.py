@@ -95,9 +95,10 @@ def last_calls(ranks: dict[int, Rank], first: list[Rank]) -> list[str]:
 
 
 def parted(ranks: dict[int, Rank], first: Rank) -> list[str]:
-    """A hint, if sizes did not fit and another rank was at another line."""
+    """A hint, if sizes did not fit and another rank was at another line; an older line says nothing of it."""
     for rank in ranks.values():
-        if first.code == -signal.SIGABRT and rank.place and first.place:
+        is_exact = rank.state == "failed" and not first.place_age
+        if first.code == -signal.SIGABRT and is_exact and rank.place and first.place:
             at, other = (f"{place.file}:{place.line}" for place in (first.place, rank.place))
             if at != other:
                 here, there = f"rank {first.rank} at {first.place}", f"rank {rank.rank} at {rank.place}"
