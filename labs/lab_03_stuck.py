@@ -16,6 +16,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     mail = dist.new_group(timeout=PATIENCE)
     rank, n = dist.get_rank(), dist.get_world_size()
+    assert n > 1, "start at least 2 ranks"
     right, left = (rank + 1) % n, (rank - 1) % n
     mine = torch.tensor([float(rank)])
     theirs = torch.empty(1)

@@ -39,7 +39,7 @@ VARYING = {
     r"\[enforce fail at [^\]]*\] ": "",
     r"/(home|root|tmp|work|usr|Users|opt|var|mnt|__w)/[\w./-]*/": ".../",
     r"Warning\b": "warning",
-    r"(recv|send) operation": "recv or send operation",
+    r"(recv|send) operation": "recv operation",  # gloo says one or the other
     r"(Read error .*?)?Connection (closed|reset) by peer.*": "Connection closed by peer",
     r"(connectFullMesh failed) with .*": r"\1",
     r"(\.invalid, )\d+": r"\1PORT",
