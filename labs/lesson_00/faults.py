@@ -23,8 +23,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="00_digits",
-        old="own = weight.grad / len(my_images)",
-        new="own = after_backward(images, labels).grad / images_of_all",
+        old="own = weight.grad / number_of_images",
+        new="own = after_backward(images, labels).grad / number_of_images",
         told="without all_reduce a rank has the gradient of all images",
     ),
     Fault(

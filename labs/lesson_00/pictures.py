@@ -11,7 +11,7 @@ def two_gradients(ranks: list[dict]) -> None:
     figure, axes = figures.plt.subplots(
         world_size, shown + 4, figsize=size, squeeze=False, width_ratios=widths
     )
-    highest = max(abs(number) for rank in ranks for number in rank["own"][digit])
+    highest = max(abs(number) for rank in ranks for key in ("own", "together") for number in rank[key][digit])
     for row, rank in zip(axes, ranks, strict=True):
         for axis, image in zip(row[:shown], rank["images"], strict=True):
             axis.imshow(image, cmap="gray_r")

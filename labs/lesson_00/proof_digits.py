@@ -44,36 +44,36 @@ def after_backward(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def main(cfg: Config) -> None:
     with process_group() as group:
         data = load_images("digits")
-        images_of_all = cfg.images_per_rank * group.world_size
-        images = data.train_x[:images_of_all].double().to(group.device)
-        labels = data.train_y[:images_of_all].to(group.device)
+        number_of_images = cfg.images_per_rank * group.world_size
+        images = data.train_x[:number_of_images].double().to(group.device)
+        labels = data.train_y[:number_of_images].to(group.device)
 
         my_images = share_of(images, group.rank, group.world_size)
         my_labels = share_of(labels, group.rank, group.world_size)
         weight = after_backward(my_images, my_labels)
-        own = weight.grad / len(my_images)
+        own = weight.grad / number_of_images  # all that a rank has without all_reduce
         dist.all_reduce(weight.grad)  # the sum over the ranks
-        weight.grad /= images_of_all
+        weight.grad /= number_of_images
         together = weight.grad
         print_in_rank_order(
             f"digits {my_labels.tolist()}: gradient of norm {own.norm():.4f}, together {together.norm():.4f}"
         )
 
-        alone = after_backward(images, labels).grad / images_of_all
+        alone = after_backward(images, labels).grad / number_of_images
         error = (together - alone).abs().max().item()
         if error > cfg.tolerance:
             raise ParityError(f"the gradient is off by {error:.1e} from what one process finds")
-        print_on_rank_0(f"One process finds the same on all {images_of_all} images.")
+        print_on_rank_0(f"One process finds the same on all {number_of_images} images.")
 
         # Without the share every rank computes on all images.
         not_shared = after_backward(images, labels).grad
         dist.all_reduce(not_shared)
-        not_shared /= images_of_all
+        not_shared /= number_of_images
         factor = (not_shared / alone)[alone != 0]
         if (factor - group.world_size).abs().max() > cfg.tolerance * group.world_size:
             raise ParityError(f"without the share the gradient is {factor.mean():.3f} times as large")
         print_on_rank_0(f"Without the share it is {group.world_size} times as large.")
-        # Without all_reduce each rank keeps its own.
+        # Without all_reduce each rank keeps its own part.
         if group.world_size > 1 and (own - alone).abs().max() <= cfg.tolerance:
             raise ParityError("without all_reduce a rank has the gradient of all images")
 

@@ -64,7 +64,7 @@ def test_the_lessons_use_the_words_of_the_table():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("both", "named"), [(False, 1), (True, 0)])
-def test_of_several_failures_in_one_look_the_lowest_rank_is_named(both: bool, named: int, tmp_path: Path):
+def test_of_several_failures_in_one_poll_the_lowest_rank_is_named(both: bool, named: int, tmp_path: Path):
     """Rank 1 fails, rank 0 later. The launcher looks after the first failure, or when both have failed."""
     may_fail = tmp_path / "may_fail"
     scripts = {0: ("-c", f"while [ ! -e '{may_fail}' ]; do sleep 0.1; done; exit 1"), 1: ("-c", "exit 1")}
@@ -138,6 +138,16 @@ def test_the_doctor_knows_the_echoes_of_the_table(error: str):
     assert rank_with(error).is_echo
     table = re.findall(r"`([^`]+)`", cell_with("| In the error |").partition("| In the error |")[2])
     assert [text for text in table if text in error], f"the lesson's table does not have {error}"
+
+
+@pytest.mark.parametrize("error", (*ECHOES, *CAUSES, "torch.OutOfMemoryError: CUDA out of memory"))
+def test_the_lesson_finds_the_last_line_of_a_traceback_of_any_rank(error: str, tmp_path: Path):
+    (pattern,) = re.findall(r'grep -E "(.+)" "{LOG}"', cell_with("lab_00_echo.py > "))
+    lines = ["[rank12]:     raise RuntimeError(message)", f"[rank12]: {error}", "[rank3]: Traceback (most"]
+    log = tmp_path / "log"
+    log.write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(["grep", "-E", pattern, log], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [lines[1]]
 
 
 @pytest.mark.parametrize("error", CAUSES)
