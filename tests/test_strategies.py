@@ -105,7 +105,7 @@ def test_the_page_has_what_the_planner_says_of_a_published_run(run: str):
 
 
 def test_the_page_has_the_formulas_numbers():
-    """Of DDP, of FSDP on 16 and 256 nodes with a block of 8B, and of TP."""
+    """Of DDP, of FSDP on 16 and 256 nodes with a block of 8B, of TP, and what FP8 changes."""
     sizes = [f"{16 * model_named(name).parameters() / GIB:,.0f} GiB" for name in ("8b", "70b")]
     assert f"| DDP | 16 P | {' | '.join(sizes)} |" in PAGE
     for name in ("h100", "b200"):
@@ -115,6 +115,12 @@ def test_the_page_has_the_formulas_numbers():
             assert f"{from_tokens.by_bytes:,.0f}" in PAGE and f"{from_tokens.tokens:,.0f}" in PAGE
         ratio = gpu.peak * gpu.gemm / (gpu.link * network.reached)
         assert f"28,672 / {int(ratio):,} = {int(28_672 / ratio)}" in PAGE
+    h100 = gpu_named("h100")
+    faster = h100.peak8 * h100.gemm8 / (h100.peak * h100.gemm)
+    assert f"in FP8, C is {faster:.1f} times as large" in PAGE
+    assert f"or {faster * (1 + 1 + 4) / 8:.1f} times if FSDP gathers FP8, too" in PAGE
+    assert 6_000 < faster * fsdp_hides_from(218e6, 128, h100, Network()).tokens < 7_000
+    assert "with FP8 products the threshold is below 7,000" in PAGE
 
 
 def test_the_page_has_lesson_28s_seconds_of_roomy_plans():

@@ -25,7 +25,9 @@ ROWS = {
     "HSDP 8 x 8 shards": Layout(dp=8, replicate=8, **SHARDED),
     "FSDP 8 x TP 8 + SP": Layout(dp=8, tp=8, sequence_parallel=True, **SHARDED),
     "the same, checkpointing": Layout(dp=8, tp=8, sequence_parallel=True, recompute="full", **SHARDED),
+    "FSDP 8 x TP 8, 4 at a time": Layout(dp=8, tp=8, sequence_parallel=True, micro_batch=4, **SHARDED),
     "FSDP 8 x CP 8, gather": Layout(dp=8, cp=8, context="gather", **SHARDED),
+    "FSDP 8 x CP 8, 8 at a time": Layout(dp=8, cp=8, context="gather", micro_batch=8, **SHARDED),
     "FSDP 8 x PP 8": Layout(dp=8, pp=8, resharding=False, **SHARDED),
 }
 TO_FIT = 0.92 * 80  # GiB
@@ -76,7 +78,9 @@ def draw(path: Path) -> None:
         stack(left, y, {kind: size / GIB for kind, size in asdict(held(layout)).items()}, greys, hatches)
         stack(right, y, {name: size / 1e9 for name, size in sent(layout).items()}, greys, hatches, along=True)
     left.axvline(TO_FIT, color="black", lw=1, ls="--")
-    left.set(xlabel="GiB on a rank (dashed: what an H100 has)", yticks=range(len(ROWS)), yticklabels=ROWS)
+    left.set(
+        xlabel="GiB on a rank (dashed: 92 % of an H100's 80 GiB)", yticks=range(len(ROWS)), yticklabels=ROWS
+    )
     right.set(xlabel="GB that a rank sends in a step")
     left.invert_yaxis()
     left.legend(fontsize=11)
