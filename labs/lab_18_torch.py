@@ -64,7 +64,7 @@ def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(1 + rank)  # the data are each rank's own
+    torch.manual_seed(1 + rank)  # each rank has data of its own
     x = torch.randn(256, 32, device=device)
     y = x[:, :1] * x[:, 1:2]
     model, optimizer = wrap(build(device), torch.optim.AdamW, lr=0.01)

@@ -17,19 +17,20 @@ class Zero1(torch.optim.Optimizer):
     """An optimizer whose state is spread evenly over the ranks of ``group``; all of them must call it.
 
     Args:
-        params: as for any optimizer, parameters or parameter groups, all of one dtype on one device. Their
-            values become those of the group's rank 0. Buffers, as of batch norm, are not its business.
+        params: as for any optimizer, parameters or parameter groups, all of one dtype on one device. The
+            trainable ones get the values of the group's rank 0. Frozen parameters and buffers (batch norm)
+            are not synchronized: make them equal first.
         build: makes an optimizer for the parameter groups that it is given. It must be element-wise,
             as Adam and SGD are. A parameter that no rank used gets zeros as its gradient, not None.
 
-    ``flat``, (N * length,), holds the trainable parameters one behind the other, then zeros up to a multiple
+    ``flat``, (N * length,), holds the trainable parameters one after another, then zeros up to a multiple
     of N. ``gradient`` has the same layout. Parameters and their gradients become views of the two. ``part``,
     (length,), is this rank's part of ``flat``; the optimizer that ``build`` made knows nothing else.
 
     ``step()`` averages the gradients over the ranks. Before it, ``p.grad`` is this rank's own: clip with
     ``clip_grad_norm_(max_norm)`` of this class, right before ``step()``. A ``state_dict()`` is one rank's
-    part. For bfloat16 take ``WithMasters`` (lesson_18/proof_masters.py): here mean and norm would be in
-    bfloat16, too. Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054.
+    part. For bfloat16 take ``WithMasters`` (lesson_18/proof_masters.py): here the mean and the norm would
+    also be computed in bfloat16. Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054.
     """
 
     def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):
@@ -92,8 +93,8 @@ class Zero1(torch.optim.Optimizer):
     def step(self) -> None:
         if self.shards[0].grad is None:  # not clipped
             self.average()
-        elif self.gradient._version != self.averaged:
-            raise RuntimeError("a backward pass came after clip_grad_norm_: clip right before step()")
+        elif self.changed():
+            raise RuntimeError("the gradients have changed since clip_grad_norm_: clip right before step()")
         self.optimizer.step()
         for shard in self.shards:
             shard.grad = None
@@ -128,6 +129,11 @@ class Zero1(torch.optim.Optimizer):
         for shard, own in zip(self.shards, self.ranges, strict=True):
             shard.grad = mean[own]
 
+    def changed(self) -> bool:
+        """Whether the gradients are others than those that ``average`` has averaged."""
+        replaced = any(p.grad is not place for p, place in zip(self.params, self.gradients, strict=True))
+        return replaced or self.gradient._version != self.averaged
+
     def average_gradient(self) -> torch.Tensor:
         """Reduce-scatter: (length,), this rank's part of the gradient's mean over the ranks."""
         mean = torch.empty_like(self.part)
@@ -155,7 +161,7 @@ def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(rank)  # Zero1 makes the parameters equal; the data are each rank's own
+    torch.manual_seed(rank)  # Zero1 makes the parameters equal; each rank has data of its own
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]

@@ -317,15 +317,21 @@ def in_a_script(x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Group) -> 
             ours.load_state_dict(copy.deepcopy(ours.state_dict()))
             assert_all_equal(what, parameters(net), parameters(alone), cfg.tolerance)
     share = slice(group.rank, None, group.world_size)
-    backward(net, x[share], y[share])
-    ours.clip_grad_norm_(cfg.max_norm)
-    backward(net, x[share], y[share])
-    try:
-        ours.step()
-        raise CourseError("Zero1 should have refused a backward pass after clipping")
-    except RuntimeError as error:
-        print_on_rank_0(f"Zero1, after one more backward pass: {error}")
-    ours.zero_grad()
+    for drops in (False, True):
+        backward(net, x[share], y[share])
+        ours.clip_grad_norm_(cfg.max_norm)
+        if drops:
+            net.zero_grad()
+        backward(net, x[share], y[share])
+        how = ", after net.zero_grad()" if drops else ""
+        try:
+            ours.step()
+        except RuntimeError as error:
+            told = error
+        else:
+            raise CourseError(f"Zero1 should have refused a backward pass after clipping{how}")
+        ours.zero_grad()
+    print_on_rank_0(f"Zero1, after one more backward pass: {told}")
     net.float()
     try:
         ours.step()

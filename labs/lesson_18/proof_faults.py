@@ -79,7 +79,7 @@ def resumed(save_whole: bool, group: Group, cfg: Config) -> tuple[int, str]:
 
 
 def not_gathered(group: Group, cfg: Config) -> None:
-    """Without ``consolidate_state_dict`` torch's class refuses; later it hands out what it gathered last."""
+    """Without ``consolidate_state_dict`` torch's class refuses; later it returns what it gathered last."""
     ddp, optimizer = build(group, cfg)
     try:
         optimizer.state_dict()
@@ -94,7 +94,7 @@ def not_gathered(group: Group, cfg: Config) -> None:
         steps = sorted({int(state["step"]) for state in optimizer.state_dict()["state"].values()})
         if steps != ([2] if group.world_size == 1 else [1, 2]):
             raise CourseError(f"the state's parameters have made {steps} steps")
-        print(f"one step later: hands out a state whose parameters have made {steps} steps")
+        print(f"one step later: returns a state whose parameters have made {steps} steps")
 
 
 def overlap_alone(group: Group, cfg: Config) -> None:

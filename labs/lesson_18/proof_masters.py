@@ -1,8 +1,9 @@
-"""ZeRO-1 for bfloat16: masters in float32, reduced in float32, equal one process; what is kept and sent.
+"""ZeRO-1 for bfloat16 with masters in float32 equals one process, also restarted; what is kept and sent.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_masters.py
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from shared.training.data import batch, load_images, shareable
 from shared.training.parity import assert_equal
 
 from lab_18_zero_1 import Zero1
-from lesson_18.proof_by_hand import OPTIMIZERS, backward, build_model
+from lesson_18.proof_by_hand import backward, build_model, groups_of
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,43 @@ class Config:
 
 
 class WithMasters(Zero1):
-    """ZeRO-1 for parameters in bfloat16: the optimizer steps a copy of this rank's part in float32.
+    """ZeRO-1 for parameters in bfloat16: the optimizer steps masters, this rank's part in float32.
 
-    Gradients are added up over the ranks in float32: bfloat16 keeps 8 bits of a sum.
+    Gradients are added up over the ranks in float32: bfloat16 keeps 8 bits of a sum. The masters are in the
+    ``state_dict()``. Load a model before you build this, or load the optimizer's state after the model.
     """
 
     def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):
         super().__init__(params, build, group)
         self.shards = [nn.Parameter(shard.detach().float()) for shard in self.shards]
-        self.optimizer = build(self.shards)
+        options = [
+            {**param_group, "params": [master]}
+            for param_group, master in zip(self.param_groups, self.shards, strict=True)
+        ]
+        self.optimizer = build(options)
         self.share_state()
+        self.versions = self.versions_of_parameters()
+
+    def versions_of_parameters(self) -> list[int]:
+        """Counts what writes to a parameter, as a model's ``load_state_dict`` does; our steps are not in it."""
+        return [p._version for p in self.params]
+
+    def average(self) -> None:
+        if self.versions_of_parameters() != self.versions:
+            raise RuntimeError("the masters are older than the model: load the optimizer's state after it")
+        super().average()
+
+    def state_dict(self) -> dict:
+        return {**super().state_dict(), "masters": [master.detach() for master in self.shards]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Masters, too. The parameters become these, rounded. All ranks must call it."""
+        super().load_state_dict(state_dict)
+        for master, saved in zip(self.shards, state_dict["masters"], strict=True):
+            master.copy_(saved)
+        self.gather_parameters()
+        self.versions = self.versions_of_parameters()
 
     def average_gradient(self) -> torch.Tensor:
         wide = self.gradient.float()
@@ -54,14 +82,25 @@ class WithMasters(Zero1):
         super().gather_parameters()
 
 
+def adamw(groups: list) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
 class OneProcess:
     """The same in one process: bfloat16 for forward and backward, masters in float32, each rank's share."""
 
-    def __init__(self, build: Callable, group: Group) -> None:
+    def __init__(self, group: Group) -> None:
         self.net = build_model(group, torch.bfloat16)
-        self.params = [p for p in self.net.parameters() if p.requires_grad]
-        self.masters = [nn.Parameter(p.detach().float()) for p in self.params]
-        self.optimizer = build(self.masters)
+        self.params = []
+        self.masters = []
+        options = []
+        for param_group in groups_of(self.net):
+            params = [p for p in param_group["params"] if p.requires_grad]
+            masters = [nn.Parameter(p.detach().float()) for p in params]
+            self.params += params
+            self.masters += masters
+            options.append({**param_group, "params": masters})
+        self.optimizer = adamw(options)
 
     def step(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
         for master in self.masters:
@@ -79,11 +118,27 @@ class OneProcess:
                 p.copy_(master)
 
 
+def restarted(
+    net: nn.Module, ours: WithMasters, members: dist.ProcessGroup, group: Group
+) -> tuple[nn.Module, WithMasters]:
+    """What a new process makes of the two state dicts: the model's is loaded, then the optimizer's."""
+    saved_net, saved = copy.deepcopy((net.state_dict(), ours.state_dict()))
+    net = build_model(group, torch.bfloat16)
+    ours = WithMasters(groups_of(net), adamw, members)
+    net.load_state_dict(saved_net)
+    try:
+        ours.step()
+    except RuntimeError:
+        ours.load_state_dict(saved)
+        return net, ours
+    raise CourseError("WithMasters should have refused a model that was loaded after it was built")
+
+
 def prove(n: int, members: dist.ProcessGroup, x, y, cfg: Config, group: Group) -> dict[str, float]:
     """Train on the first ``n`` ranks and in one process; bytes per trainable parameter on this rank."""
-    alone = OneProcess(OPTIMIZERS["Adam"], group)
+    alone = OneProcess(group)
     net = build_model(group, torch.bfloat16)
-    ours = WithMasters(net.parameters(), OPTIMIZERS["Adam"], members)
+    ours = WithMasters(groups_of(net), adamw, members)
     numel = sum(p.numel() for p in ours.params)
     for step in range(cfg.steps):
         alone.step(x, y, n)
@@ -91,16 +146,17 @@ def prove(n: int, members: dist.ProcessGroup, x, y, cfg: Config, group: Group) -
         with record() as log:
             backward(net, x[group.rank :: n], y[group.rank :: n])
             ours.step()
-        (shard,) = ours.shards
+        own = torch.cat([shard.detach() for shard in ours.shards])
         masters = torch.cat([master.detach().flatten() for master in alone.masters])
         expected = masters.split(len(ours.part))[group.rank]  # the last rank's part has padding, not a shard
-        assert_equal(f"masters in float32, {n} ranks, step {step}", shard, expected, cfg.tolerance)
-        if not torch.equal(ours.part[: len(shard)], shard.detach().bfloat16()):
+        assert_equal(f"masters in float32, N = {n}, step {step}", own, expected, cfg.tolerance)
+        if not torch.equal(ours.part[: len(own)], own.bfloat16()):
             raise CourseError("the parameters should be the rounded masters")
-    moments = [ours.state[shard][name] for name in ("exp_avg", "exp_avg_sq")]
+        net, ours = restarted(net, ours, members, group)
+    moments = [ours.state[shard][name] for shard in ours.shards for name in ("exp_avg", "exp_avg_sq")]
     counted = {
         "parameters and gradients": (ours.flat.nbytes + ours.gradient.nbytes) / numel,
-        "state": sum(tensor.nbytes for tensor in (shard, *moments)) / numel,
+        "state": sum(tensor.nbytes for tensor in (*ours.shards, *moments)) / numel,
         "sent": log.by_rule() / numel,
     }
     formula = {"parameters and gradients": 4, "state": 12 / n, "sent": (4 + 2) * (n - 1) / n}
@@ -143,12 +199,14 @@ def main(cfg: Config) -> None:
             members = dist.new_group(list(range(n)))
             if group.rank < n:
                 rows[str(n)] = prove(n, members, x, y, cfg, group)
-        print_on_rank_0(f"masters in float32: equal to one process after each of {cfg.steps} steps")
+        print_on_rank_0(
+            f"masters in float32: equal to one process after each of {cfg.steps} steps, restarted after each"
+        )
         if group.rank == 0:
             for n, row in rows.items():
                 kept = f"{row['parameters and gradients']:.1f} + {row['state']:.1f}"
                 ddp = 8 * (int(n) - 1) / int(n)
-                print(f"{n} ranks: keeps {kept} bytes per parameter, sends {row['sent']:.1f}; DDP {ddp:.1f}")
+                print(f"N = {n}: keeps {kept} bytes per parameter, sends {row['sent']:.1f}; DDP {ddp:.1f}")
 
 
 if __name__ == "__main__":

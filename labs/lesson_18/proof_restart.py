@@ -1,4 +1,4 @@
-"""ZeRO-1 saved by all ranks, restarted on one rank fewer: training goes on as one process would.
+"""ZeRO-1 saved by all ranks, restarted on one rank fewer: training continues as in one process.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_restart.py
 """
@@ -24,7 +24,7 @@ from lesson_18.proof_by_hand import backward, build_model, groups_of
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 3  # before the restart, and as many after it
+    steps: int = 3  # before the restart, and the same number after it
     batch: int = 100  # images, or some more
     tolerance: float = 1e-12  # float64
 
