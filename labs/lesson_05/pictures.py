@@ -43,7 +43,7 @@ def bytes_sent(busiest: dict[str, dict[int, float]]) -> None:
 
 
 def measured_and_predicted(cost: dict) -> None:
-    """The time of each way against the bytes of the tensor, measured and predicted by all at once."""
+    """The time of each way against the bytes of the tensor, measured, and predicted from alpha and beta under load."""
     sizes, predicted = cost["sizes"], cost["predicted"]
     figure, axis = figures.plt.subplots(figsize=(7.6, 4.6))
     for colour, marker, way in zip(figures.COLOURS, figures.MARKERS, predicted, strict=False):
@@ -55,11 +55,11 @@ def measured_and_predicted(cost: dict) -> None:
     axis.plot(sizes, torchs, color="black", linestyle="--", label="torch on gloo")
     axis.set(xscale="log", yscale="log", xlabel="S in bytes", ylabel="time in ms")
     axis.yaxis.set(major_locator=figures.tens_with_halves(), major_formatter="{x:g}", minor_formatter="")
-    axis.set_title("measured; dotted: predicted by all at once")
+    axis.set_title("measured; dotted: predicted from α and β under load")
     axis.legend(fontsize=9, loc="upper left")
     figures.show(
         figure,
         "Time of three all-reduces and of torch's against their size, both logarithmic, with the "
-        "predictions. They rise slowly for small sizes and steeply for large ones. At the largest size "
+        "predictions. They are nearly flat or noisy for small sizes and rise steeply for large ones. At the largest size "
         "recursive doubling takes longest, measured and predicted.",
     )

@@ -70,4 +70,22 @@ FAULTS: list[Fault] = [
         new="view in (False, False)",
         told="AssertionError: [2, 2]",
     ),
+    Fault(
+        lab="08_options",
+        old="        for _ in range(2):\n            x = checkpoint",
+        new="        for _ in range(1):\n            x = checkpoint",
+        told="averaged without static_graph: 0.0",
+    ),
+    Fault(
+        lab="08_options",
+        old="apart_after_recomputing(group, static_graph=True)",
+        new="apart_after_recomputing(group)",
+        told="not averaged with static_graph: ",
+    ),
+    Fault(
+        lab="08_options",
+        old="bucket_cap_mb_list=[1, 2]",
+        new="bucket_cap_mb_list=[1]",
+        told="AssertionError: [1, 1, 1, 1, 1, 1]",
+    ),
 ]

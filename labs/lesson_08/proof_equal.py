@@ -150,7 +150,10 @@ def check_training(train_set: TensorDataset, test_set: TensorDataset, cfg: Confi
         raise CourseError("two epochs have the same order")
     assert_same_on_every_rank("after training", parameters(ddp))
     steps = len(differences)
-    print_on_rank_0(f"after each of {steps} steps gradients equal one process's to {max(differences):.0e}")
+    epochs = f"{cfg.epochs} epochs of {steps // cfg.epochs}"
+    print_on_rank_0(
+        f"after each of {steps} steps ({epochs}) gradients equal one process's to {max(differences):.0e}"
+    )
 
     test_x, test_y = (tensor.to(group.device) for tensor in test_set.tensors)
     expected = (int((alone(test_x).argmax(1) == test_y).sum()), len(test_y))

@@ -36,6 +36,7 @@ OUTCOMES = {
     "checkpoint": ("1, equal", "1, equal"),
     "checkpoint, reentrant": ("1, equal", "error"),
     "forward of ddp.module": ("0, WRONG", "0, WRONG"),
+    "forward, torch.autograd.grad": ("0, WRONG", "0, WRONG"),
 }
 
 

@@ -21,7 +21,7 @@ import torchvision
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.comm.paced import GBIT, Wire, on_wire
+from shared.comm.paced import GBIT, Sending, Wire, on_wire
 from shared.runtime.group import Group, process_group
 from shared.runtime.report import print_on_rank_0
 from shared.runtime.run import run
@@ -100,20 +100,27 @@ def main() -> None:
         args = arguments()
         wire = Wire(args.alpha_us * 1e-6, args.gbit * GBIT) if args.gbit else None
         model = getattr(torchvision.models, args.model)()
-        steps = {}
+        steps: dict[str, Step] = {}
+        sent: dict[str, list[Sending]] = {}  # of the last step of each way
         for name, wrap in wrappers(args.bucket_cap_mb, wire).items():
             steps[name] = Step(wrap, model, args, group)
         for _ in range(WARM_UP + args.steps):
             for name, step in steps.items():
+                before = len(wire.log) if wire else 0
                 with on_wire(wire) if wire and name != "torch" else nullcontext():
                     step()
+                sent[name] = wire.log[before:] if wire else []
         print_on_rank_0(f"{args.model}, {args.batch} images of {args.image} x {args.image} per process")
         load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
         print_on_rank_0(f"{group.world_size} processes, medians of {args.steps} steps; {load}")
-        print_on_rank_0(f"{'milliseconds':18}{'forward':>9}{'backward':>10}{'total':>8}")
+        columns = f"{'forward':>9}{'backward':>10}{'total':>8}{'wire':>8}{'all-reduces':>13}"
+        print_on_rank_0(f"{'milliseconds':18}{columns}")
         for name, step in steps.items():
             parts = [1e3 * statistics.median(part) for part in zip(*step.times[WARM_UP:], strict=True)]
-            print_on_rank_0(f"{name:18}{parts[0]:9.0f}{parts[1]:10.0f}{parts[2]:8.0f}")
+            parts.append(1e3 * sum(sending.end - sending.start for sending in sent[name]))
+            print_on_rank_0(
+                f"{name:18}{parts[0]:9.0f}{parts[1]:10.0f}{parts[2]:8.0f}{parts[3]:8.0f}{len(sent[name]):13}"
+            )
 
 
 if __name__ == "__main__":
