@@ -33,7 +33,7 @@ def fill(blocks: nn.Sequential, first: int) -> None:
 
 
 def stage_of(rank: int, ranks: int, device: torch.device, width: int = WIDTH) -> nn.Sequential:
-    """The blocks of one rank, on its device. The whole model is never in anybody's memory."""
+    """The blocks of one rank, on its device. No process ever has memory for the whole model."""
     with torch.device("meta"):  # shapes and dtypes, no memory
         whole = build(width)
     first = BLOCKS * rank // ranks
@@ -54,7 +54,7 @@ def forward_backward(stage: nn.Module, x: torch.Tensor, labels: torch.Tensor) ->
     if rank > 0:
         x = torch.empty_like(x)
         dist.recv(x, src=rank - 1)
-        x.requires_grad_()  # a leaf: backward leaves here the gradient that the previous rank needs
+        x.requires_grad_()  # backward then leaves in x.grad what the previous rank waits for
     y = stage(x)
     if rank == last:
         loss = F.cross_entropy(y, labels)
@@ -95,7 +95,7 @@ def main() -> None:
             print(f"rank {r} holds {size:,} of {sum(held):,} bytes of parameters")
         print(f"loss {ends[0]:.3f} in the first step, {ends[1]:.3f} in step {STEPS}")
     assert ends[1] < 0.7 * ends[0], "the model has not learned"
-    dist.barrier()  # nobody leaves while another rank still communicates
+    dist.barrier()  # no rank leaves while another still communicates
     dist.destroy_process_group()
 
 

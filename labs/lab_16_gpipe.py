@@ -61,7 +61,7 @@ def gpipe(stage: nn.Module, inputs: Sequence[torch.Tensor], labels: Sequence[tor
         if not first:
             x = torch.empty_like(x)
             dist.recv(x, src=rank - 1)
-            x.requires_grad_()  # a leaf: backward will leave its gradient here
+            x.requires_grad_()  # backward then leaves in x.grad what the previous rank waits for
         y = stage(x)
         if last:
             y = share_of_loss(y, labels[number])

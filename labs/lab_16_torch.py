@@ -60,7 +60,7 @@ def clip_stages(
     copies: Collection[nn.Parameter] = (),
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Clip by the norm of the whole model's gradient, which is returned. Collective over ``group``.
+    """Clip by the norm of the whole model's gradient, returned in float64. Collective over ``group``.
 
     Args:
         model: this rank's stage, or stages.
@@ -70,7 +70,8 @@ def clip_stages(
     """
     own = [p for p in model.parameters() if not any(p is copy for copy in copies)]
     counted = [p.grad for p in own if p.grad is not None]  # a frozen parameter has none
-    square = nn.utils.get_total_norm(counted).square().to(next(model.parameters()))  # device and dtype
+    own_norm = nn.utils.get_total_norm(counted).to(next(model.parameters()).device)
+    square = own_norm.double().square()  # in float16 it overflows above a norm of 256
     dist.all_reduce(square, group=group)
     norm = square.sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)

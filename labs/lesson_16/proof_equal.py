@@ -97,6 +97,10 @@ def check_clipping(group: Group, cfg: Config) -> None:
     by_itself, _ = dist.new_subgroups(group_size=1)  # a pipeline of one rank, beside others
     alone_norm = clip_stages(stage, math.inf, group=by_itself)
     assert_equal("clip_stages in a group: norm", alone_norm, own, cfg.tolerance)
+    half = nn.Linear(1, 1, bias=False, dtype=torch.float16, device=group.device)
+    half.weight.grad = torch.full_like(half.weight, 300)  # 300 * 300 is more than a float16 can hold
+    large = torch.tensor(300.0, dtype=torch.float64, device=group.device)
+    assert_equal("clip_stages in float16: norm", clip_stages(half, math.inf, group=by_itself), large, 0.0)
     assert_equal("clip_stages: norm", clip_stages(stage, cfg.max_norm), expected, cfg.tolerance)
     same = nn.Sequential(*alone[mine.start : mine.stop])
     assert_all_equal("clip_stages", gradients(stage), gradients(same), cfg.tolerance)

@@ -111,6 +111,19 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="17_faults",
+        old='    del plan["norm"]\n',
+        new="",
+        told="'no difference' is not what",
+    ),
+    # The one layer that is misnamed is all that the plan had cut of the MLP.
+    Fault(
+        lab="17_faults",
+        old="model, _ = with_a_typo(here, [layer])",
+        new='model, _ = with_a_typo(here, ["up", "down"])',
+        told="the first forward pass raises: never' is not what",
+    ),
+    Fault(
+        lab="17_faults",
         old="enter=lambda x, _: x",
         new="enter=tp.CopyToRanks.apply",
         told="'parity: equal' is not what",

@@ -1,16 +1,17 @@
-"""Six mistakes of tensor parallelism that raise no error, so something has to look.
+"""Mistakes of tensor parallelism that raise no error where they are made, so something has to look.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_faults.py
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -87,15 +88,33 @@ def a_batch_per_rank(here: Setting) -> str:
     return f"{verdicts[0]}, beside rank 0's batch and beside all"
 
 
-def a_typo_in_the_plan(here: Setting) -> str:
-    """In both layers of an MLP: nothing is split, and only the memory is wrong."""
+def with_a_typo(here: Setting, layers: Sequence[str]) -> tuple[GPT, set[str]]:
+    """A model by a plan that misnames the MLP of these layers, and what torch warned of."""
     plan = plans.plan_of(sequence=False)
-    for layer in ("up", "down"):
+    for layer in layers:
         plan[f"blocks.*.mpl.{layer}"] = plan.pop(f"blocks.*.mlp.{layer}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = plans.parallelized(here.model(), here.mesh, plan)
     warned = {str(warning.message).split(":")[1].split(" in module")[0].strip() for warning in caught}
+    return model, warned
+
+
+def a_typo_in_one_layer(here: Setting) -> str:
+    """Then whole and cut activations meet."""
+    raised = []
+    for layer in ("up", "down"):
+        model, _ = with_a_typo(here, [layer])
+        try:
+            here.loss_alone(model, 0)
+        except RuntimeError:
+            raised.append(layer)
+    return f"the first forward pass raises: {', '.join(raised) or 'never'}"
+
+
+def a_typo_in_the_plan(here: Setting) -> str:
+    """In both layers of an MLP: nothing is split, and only the memory is wrong."""
+    model, warned = with_a_typo(here, ("up", "down"))
     ours, _ = plans.train(model, here.loss_alone, here.cfg.steps, here.cfg.lr)
     assert_same_training("a typo", ours, here.alone(), here.cfg.tolerance)
     try:
@@ -117,6 +136,25 @@ def what_the_plan_does_not_name(here: Setting) -> str:
     except ParityError as error:
         return str(error).replace(str(list(range(1, here.group.world_size))), "1 and up")
     return "no difference"
+
+
+def a_norm_that_the_plan_does_not_name(here: Setting) -> str:
+    """Under sequence parallelism its gradient is that of this rank's tokens alone."""
+    plan = plans.plan_of(sequence=True)
+    del plan["norm"]
+    model = plans.parallelized(here.model(), here.mesh, plan)
+    plans.train(model, here.loss_alone, 1, here.cfg.lr)  # with foreach=False, and without clipping
+    try:
+        assert_same_on_every_rank("after a step", [("norm.weight", model.norm.weight)])
+        return "no difference"
+    except ParityError as error:
+        verdict = str(error).replace(str(list(range(1, here.group.world_size))), "1 and up")
+    try:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" in str(error):
+            return f"{verdict}; clip_grad_norm_ raises: mixed torch.Tensor and DTensor"
+    return f"{verdict}; clip_grad_norm_ does not mind"
 
 
 def log_softmax_inside_of_loss_parallel(here: Setting) -> str:
@@ -151,7 +189,12 @@ MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
     "heads not divided": (no_division_of_heads, "parity, step 0: loss: differs"),
     "a batch of its own for each rank": (a_batch_per_rank, "differs, beside rank 0's batch and beside all"),
     "a typo in the plan": (a_typo_in_the_plan, "mlp.up.weight is whole on each rank"),
+    "a typo in one layer of two": (a_typo_in_one_layer, "the first forward pass raises: up, down"),
     "what the plan does not name": (what_the_plan_does_not_name, "positions.weight: ranks 1 and up differ"),
+    "a norm that it does not name, in sequence parallelism": (
+        a_norm_that_the_plan_does_not_name,
+        "norm.weight: ranks 1 and up differ from rank 0; clip_grad_norm_ raises",
+    ),
     "log_softmax in loss_parallel": (
         log_softmax_inside_of_loss_parallel,
         "outside loss right, gradient right; inside loss right, gradient off by",
