@@ -3,6 +3,7 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_17/proof_faults.py
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -103,12 +104,14 @@ def with_a_typo(here: Setting, layers: Sequence[str]) -> tuple[GPT, set[str]]:
 def a_typo_in_one_layer(here: Setting) -> str:
     """Then whole and cut activations meet."""
     raised = []
+    logging.disable(logging.ERROR)  # torch also logs what it raises
     for layer in ("up", "down"):
         model, _ = with_a_typo(here, [layer])
         try:
             here.loss_alone(model, 0)
         except RuntimeError:
             raised.append(layer)
+    logging.disable(logging.NOTSET)
     return f"the first forward pass raises: {', '.join(raised) or 'never'}"
 
 
