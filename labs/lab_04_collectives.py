@@ -34,7 +34,7 @@ def broadcast(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.
 
 
 def scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """On rank r piece r of the first rank's x. Only the source passes a list."""
+    """On rank r piece r of the first rank's x. Elsewhere only the shape and dtype of x are used."""
     pieces = list(x.split(length_of_piece(x, group)))
     piece = torch.empty_like(pieces[0])
     if dist.get_rank(group) == 0:
@@ -76,7 +76,7 @@ def reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Ten
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The sum, on every rank. It overwrites x. With op=dist.ReduceOp.MAX it is the maximum."""
+    """The sum, on every rank. It overwrites x."""
     dist.all_reduce(x, group=group)
     return x
 

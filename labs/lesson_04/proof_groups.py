@@ -69,7 +69,7 @@ def async_op(group: Group, store: dist.Store) -> None:
     first.wait()
     assert total.tolist() == [n * (n + 1) // 2] * 4
     assert highest.tolist() == [n] * 4
-    print_on_rank_0("two under way at once, awaited in another order: sum and maximum are right")
+    print_on_rank_0("two under way at once, awaited in a different order: sum and maximum are right")
 
 
 def averages(group: Group) -> None:

@@ -1,4 +1,4 @@
-"""Two collectives of the same shape in another order on one rank: wrong numbers, no error; what finds it.
+"""Two collectives of the same shape in a different order on one rank: wrong numbers, no error; what finds it.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_04/proof_mispaired.py
 """
@@ -101,11 +101,11 @@ def detail_group(cfg: Config) -> dist.ProcessGroup:
     return pg
 
 
-def other_shape(group: Group, pg: dist.ProcessGroup) -> None:
+def different_shape(group: Group, pg: dist.ProcessGroup) -> None:
     dist.all_reduce(torch.ones(2 if group.rank == 0 else 3), group=pg)
 
 
-def other_kind(group: Group, pg: dist.ProcessGroup) -> None:
+def different_kind(group: Group, pg: dist.ProcessGroup) -> None:
     x = torch.ones(2)
     if group.rank == 0:
         dist.all_reduce(x, group=pg)
@@ -146,9 +146,9 @@ def main(cfg: Config) -> None:
         got = add_up(names, group, plain, calls)
         assert got == right, f"in sorted order the sums are {right}, not {got}"
         assert raised(calls.compare) == "no error"
-        print_on_rank_0("cure, sorted names: the sums are right, and the comparison finds nothing")
+        print_on_rank_0("fix, sorted names: the sums are right, and the comparison finds nothing")
 
-        for function in (other_shape, other_kind):
+        for function in (different_shape, different_kind):
             texts = [None] * n
             dist.all_gather_object(texts, raised(function, group, detail_group(cfg)))
             mismatches = [text for text in texts if text.startswith("Detected mismatch between collectives")]
