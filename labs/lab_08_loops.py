@@ -116,6 +116,12 @@ def around_the_wrapper(model, a, b):
     loss(getattr(model, "module", model), a).backward()
 
 
+def by_autograd_grad(model, a, b):
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss(model, a), parameters), strict=True):
+        parameter.grad = gradient
+
+
 SHAPES: dict[str, Callable] = {
     "forward, backward": one_backward,
     "two forwards, backward of the sum": sum_of_losses,
@@ -130,6 +136,7 @@ SHAPES: dict[str, Callable] = {
     "checkpoint": checkpointed,
     "checkpoint, reentrant": partial(checkpointed, reentrant=True),
     "forward of ddp.module": around_the_wrapper,
+    "forward, torch.autograd.grad": by_autograd_grad,
 }
 
 
