@@ -43,7 +43,7 @@ def bytes_sent(busiest: dict[str, dict[int, float]]) -> None:
 
 
 def measured_and_predicted(cost: dict) -> None:
-    """The time of each way against the bytes of the tensor, measured, and predicted from alpha and beta under load."""
+    """The time of each way against the bytes of the tensor, measured and predicted, by the load of all at once."""
     sizes, predicted = cost["sizes"], cost["predicted"]
     figure, axis = figures.plt.subplots(figsize=(7.6, 4.6))
     for colour, marker, way in zip(figures.COLOURS, figures.MARKERS, predicted, strict=False):
@@ -60,6 +60,6 @@ def measured_and_predicted(cost: dict) -> None:
     figures.show(
         figure,
         "Time of three all-reduces and of torch's against their size, both logarithmic, with the "
-        "predictions. They are nearly flat or noisy for small sizes and rise steeply for large ones. At the largest size "
-        "recursive doubling takes longest, measured and predicted.",
+        "predictions. They are nearly flat or noisy for small sizes and rise steeply for large ones. At the "
+        "largest size recursive doubling takes longest, measured and predicted.",
     )
