@@ -43,7 +43,7 @@ def bytes_sent(busiest: dict[str, dict[int, float]]) -> None:
 
 
 def measured_and_predicted(cost: dict) -> None:
-    """The time of each way against the bytes of the tensor, measured and predicted, by the load of all at once."""
+    """The time of each way against the bytes of the tensor, measured, and predicted by all at once."""
     sizes, predicted = cost["sizes"], cost["predicted"]
     figure, axis = figures.plt.subplots(figsize=(7.6, 4.6))
     for colour, marker, way in zip(figures.COLOURS, figures.MARKERS, predicted, strict=False):
