@@ -9,7 +9,9 @@ Written by:  notebooks/10_training_template.ipynb (edit it there)
 import gzip
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -67,8 +69,25 @@ class RankBatches(Sampler[list]):
             yield [(epoch, image) for image in mine]
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator, ``random`` and NumPy; afterwards they resume where they were."""
+    numpy = sys.modules.get("numpy")  # torch can do without it
+    of_random = random.getstate()
+    of_numpy = numpy and numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed % 2**32)
+        yield
+    random.setstate(of_random)
+    if numpy:
+        numpy.random.set_state(of_numpy)
+
+
 class Seeded(Dataset):
-    """Whatever an image's transform draws, the same image in the same epoch gets the same, on every rank."""
+    """What an image's transform draws from these depends on seed, epoch and image, not on the rank."""
 
     def __init__(self, images: Dataset, seed: int) -> None:
         self.images = images
@@ -76,8 +95,7 @@ class Seeded(Dataset):
 
     def __getitem__(self, position: tuple[int, int]) -> tuple[torch.Tensor, int]:
         epoch, index = position
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed_of(self.seed, "augmentation", epoch, index))
+        with seeded(seed_of(self.seed, "augmentation", epoch, index)):
             return self.images[index]
 
 

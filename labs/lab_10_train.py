@@ -64,7 +64,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--float64", action="store_true", help="compute in float64, to compare runs")
     add("--compile", action="store_true", help="compile the model; recompiles for each micro-batch size")
     add("--seed", type=int, default=0, help="of all that is random")
-    add("--workers", type=int, default=0, help="processes per rank that load images")
+    add("--workers", type=int, default=0, help="processes per rank that load images; as many again to test")
     add("--checkpoints", type=Path, metavar="FOLDER", help="save there, and resume from the newest one there")
     add("--save-every", type=int, help="steps between two checkpoints; None: an epoch")
     add("--save-minutes", type=float, help="minutes between two checkpoints, beside --save-every; None: any")
@@ -118,9 +118,10 @@ def join(options: argparse.Namespace) -> Ranks:
 
 def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[DataLoader, DataLoader]:
     """Loaders of this rank: batches to train on, and its share of the test images, each on one rank."""
-    common = {"num_workers": options.workers, "persistent_workers": options.workers > 0}
+    workers = options.workers  # of each loader; "fork", because Python 3.14's default imports torch in each
+    start = "fork" if workers and sys.platform == "linux" else None
+    common = {"num_workers": workers, "persistent_workers": workers > 0, "multiprocessing_context": start}
     common |= {"worker_init_fn": ignore_signals, "pin_memory": ranks.device.type == "cuda"}
-    common["multiprocessing_context"] = "fork" if options.workers and sys.platform == "linux" else None
     batches = RankBatches(len(data.train), options.batch_size, options.seed, ranks.rank, ranks.size)
     to_train = DataLoader(Seeded(data.train, options.seed), batch_sampler=batches, **common)
     share = range(ranks.rank, len(data.test), ranks.size)  # not padded, so that each image counts once
@@ -129,7 +130,7 @@ def loaders(data: Data, options: argparse.Namespace, ranks: Ranks) -> tuple[Data
 
 
 class Images:
-    """What is learned: the classes of images. All that knows of images is here and in lab_10_batches.py."""
+    """What is learned: the classes of images. Everything about images is here and in lab_10_batches.py."""
 
     unit = "images"  # what each has the same weight in the loss
 
@@ -335,8 +336,7 @@ def train(options: argparse.Namespace, task: Task = Images) -> int:
         trainer.evaluate(to_test)  # the run may have ended before it
     if options.evaluate:
         return 0
-    save_every_s = 60 * (options.save_minutes or math.inf)
-    stop_sign = StopSign(trainer.new_group(), save_every_s)
+    stop_sign = StopSign(trainer.new_group(), save_every_s=60 * (options.save_minutes or math.inf))
     stopped = False
     while trainer.step < trainer.steps and not stopped:
         stopped = train_epoch(trainer, to_train, checkpoints, stop_sign)

@@ -25,6 +25,18 @@ ANSWERS = [
         """,
         new="return (counts[0].float() / counts[1]).item()",
     ),
+    Right(
+        what="Returns a float of NumPy, which has 32 bits.",
+        old="return recognised / seen",
+        new="return np.float32(recognised / seen)",
+        below="import numpy as np",
+    ),
+    Wrong(
+        what="Returns a tensor.",
+        old="return recognised / seen",
+        new="return counts[0] / counts[1]",
+        told="which is no float",
+    ),
     Wrong(
         what="A mean of the ranks' accuracies, whose shares differ in size.",
         old=SHARE,

@@ -5,6 +5,7 @@ import inspect
 import io
 import tempfile
 from datetime import timedelta
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 
@@ -141,10 +142,12 @@ def verify(answer: ModuleType, group: Group) -> str:
                 f"the order is right, but the model is not that of one process: {error}; {why}"
             ) from None
         recognised = (alone(x[-TEST:]).argmax(1) == y[-TEST:]).sum().item()
-        if not isinstance(accuracy, float) or abs(accuracy - recognised / TEST) > 1e-6:  # of float32, too
+        if not isinstance(accuracy, Real):
+            raise Wrong(f"fit returns {accuracy!r}, which is no float")
+        if abs(float(accuracy) - recognised / TEST) > 1e-6:  # of float32, too
             raise Wrong(
-                f"fit returns {accuracy}, but {recognised} of {TEST} images are recognised: "
-                f"{recognised / TEST}; is it a mean of means?"
+                f"fit returns {accuracy:.6f}, but {recognised} of {TEST} images are recognised: "
+                f"{recognised / TEST:.6f}; is it a mean of means?"
             )
         if group.rank == 0:
             loaded = saved_model(path, group)

@@ -4,15 +4,17 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_10/proof_one_s
 """
 
 import io
+import random
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from shared.comm.record import record
 from shared.runtime.errors import CourseError
@@ -248,7 +250,42 @@ def augmentation(data: script.Data) -> None:
         raise CourseError("all images of an epoch move alike")
     if first == second:
         raise CourseError("two epochs augment alike")
-    print_on_rank_0("augmentation: by seed, epoch and image alone")
+    draws_of_each_generator()
+    print_on_rank_0("augmentation, from torch, NumPy or random: by seed, epoch and image alone")
+
+
+class Draws(Dataset):
+    """An item is what an augmentation would draw from each generator."""
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        of_torch = torch.randint(2**31, ()).item()
+        return {"torch": of_torch, "NumPy": np.random.randint(2**31), "random": random.randrange(2**31)}
+
+
+def draws_of_each_generator() -> None:
+    """Each draw follows from epoch and image, and what is drawn afterwards does not."""
+    draws = Draws()
+    positions = [(0, 0), (0, 1), (1, 0)]
+    first, again = {}, {}
+    for seen, order in ((first, positions), (again, positions[::-1])):
+        for position in order:
+            draws[0]  # something else draws, too
+            seen[position] = script.Seeded(draws, seed=0)[position]
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    expected = [draws[0], draws[0]]
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    beside = [draws[0], script.Seeded(draws, seed=0)[0, 0], draws[0]]
+    for name in expected[0]:
+        if len({seen[name] for seen in first.values()}) < len(positions):
+            raise CourseError(f"{name}: two images or two epochs draw alike")
+        if any(first[position][name] != again[position][name] for position in positions):
+            raise CourseError(f"{name}: a draw depends on what was drawn before it")
+        if beside[2][name] != expected[1][name]:
+            raise CourseError(f"{name}: an augmentation changes what the rank draws after it")
 
 
 def main(cfg: Config) -> None:

@@ -1,4 +1,4 @@
-"""Exercise 10: a training script with five faults. Four are silent; with one of them the ranks wait.
+"""Exercise 10: a training script with six faults. Five are silent; with one of them the ranks wait.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_10/exercise.py
 """
