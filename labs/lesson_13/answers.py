@@ -84,6 +84,12 @@ ANSWERS = [
         told="with an interval of 7 steps train saves 12 times in 120 steps, not 17 times",
     ),
     Wrong(
+        what="Saves every 7 steps, whatever the interval.",
+        old="step % interval == 0",
+        new="step % 7 == 0",
+        told="with an interval of 40 steps train saves 17 times in 120 steps, not 3 times",
+    ),
+    Wrong(
         what="Saves just before the kills of this check.",
         old="step % interval == 0",
         new="step in (35, 50, 65, 89, 118)",
