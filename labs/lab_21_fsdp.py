@@ -10,9 +10,10 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed._functional_collectives import all_to_all_single_autograd  # private; torchtitan has it
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
 
 from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the CPU
 from lab_21_moe import ExpertParallelMoE, MoE
@@ -41,7 +42,9 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
     sparse = init_device_mesh(device_type, (ranks // ep, ep), mesh_dim_names=("efsdp", "ep"))
     for block in blocks:
         block.mlp = ExpertParallelMoE(block.mlp, sparse["ep"].get_group(), exchange_rows)
-        fully_shard(block.mlp.experts, mesh=sparse["efsdp"])
+        few = sparse["efsdp"].size() * ep > block.mlp.expert_count  # divided by experts, some ranks get none
+        placement = (lambda parameter: Shard(1)) if few else None  # None: dimension 0, the experts
+        fully_shard(block.mlp.experts, mesh=sparse["efsdp"], shard_placement_fn=placement)
         fully_shard(block, mesh=dense)
     fully_shard(blocks, mesh=dense)
     for module in blocks.modules():
@@ -56,7 +59,7 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
 def clip(parameters: list[nn.Parameter], largest: float) -> None:
     """``clip_grad_norm_`` refuses two meshes. Here no two ranks hold the same shard, so all squares add up.
 
-    With HSDP or TP, divide each square by the number of its copies: lesson 22.
+    With HSDP or TP some shards have copies: use ``clip_by_mesh`` of lesson 22.
     """
     shards = [p.grad.to_local() for p in parameters]
     squares = torch.stack([shard.square().sum() for shard in shards]).sum()
@@ -81,8 +84,8 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ep = ranks if ranks % 2 else 2
     torch.manual_seed(0)  # on all ranks: one model, the same batches
-    alone = nn.Sequential(*[Block(16, 2 * ranks) for _ in range(2)]).to(device)
-    batches = torch.randn(3, 16 * ranks, 16, dtype=torch.float64, device=device)
+    alone = nn.Sequential(Block(12, ep), Block(12, 2 * ranks)).to(device)  # few experts, and many
+    batches = torch.randn(3, 16 * ranks, 12, dtype=torch.float64, device=device)
     model = copy.deepcopy(alone)
     shard(model, ep, device.type)
     train(model, batches[:, rank::ranks], batches[0].numel(), clip)
@@ -91,6 +94,9 @@ def main() -> None:
         for mine, expected in ((ours.grad, whole.grad), (ours, whole)):
             part = expected.chunk(ep)[rank % ep] if "experts" in name else expected
             torch.testing.assert_close(mine.full_tensor(), part, rtol=0, atol=1e-12, msg=f"{name} differs")
+    for block in model:
+        for p in block.mlp.experts.parameters():
+            assert p.to_local().numel(), f"rank {rank} holds nothing of its experts"
     if rank == 0:
         held = sum(p.to_local().numel() for p in model.parameters())
         print(f"a rank holds {held:,} of {sum(p.numel() for p in alone.parameters()):,} parameters")

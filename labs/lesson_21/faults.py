@@ -69,6 +69,13 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="21_fsdp",
+        old='few = sparse["efsdp"].size() * ep > block.mlp.expert_count',
+        new="few = False",
+        told="holds nothing of its experts",
+        ranks=4,
+    ),
+    Fault(
+        lab="21_fsdp",
         old="    dist.all_reduce(squares)\n",
         new="",
         told="0.attention.weight differs",

@@ -356,7 +356,7 @@ def main(cfg: Config) -> None:
         for name, (make_with, words) in GRADIENTS.items():
             tell(name, make_with(here), words)
         others = [name for name in CALLS | GRADIENTS if name not in ON_THE_PAGE]
-        print_on_rank_0(f"and as the text says: {'; '.join(others)}")
+        print_on_rank_0(f"also provoked, as the text describes: {'; '.join(others)}")
 
 
 if __name__ == "__main__":
