@@ -45,9 +45,16 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="22_load",
-            old="norm = torch.stack(norms).norm()",
-            new="norm = torch.stack(norms).sum()",
+            old="    norm = square.sqrt()\n",
+            new="    norm = square\n",
             told=", step 0: gradient of",
+        ),
+        Fault(
+            lab="22_load",
+            old="        dist.all_reduce(square, group=pp_group)\n",
+            new="        pass\n",
+            told="clipped in stages: norm",
+            run="22_norm",
         ),
         Fault(
             lab="22_norm",

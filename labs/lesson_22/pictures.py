@@ -37,10 +37,10 @@ def sent_of(line):
     return [sum(sent.get(name, 0) for name in names) / row["size"] for names in ALONG.values()]
 
 
-def legend(axis, names, colours, hatches):
+def legend(axis, names, colours, hatches, where):
     looks = zip(colours, hatches, strict=True)
     handles = [figures.plt.Rectangle((0, 0), 1, 1, fc=fc, hatch=hatch, ec="black") for fc, hatch in looks]
-    axis.legend(handles, list(names), loc="center right", fontsize=12)
+    axis.legend(handles, list(names), loc=where, fontsize=12)
 
 
 def strategies(table: dict[str, dict]) -> None:
@@ -57,8 +57,8 @@ def strategies(table: dict[str, dict]) -> None:
     right.set_xlim(0, 5.8)
     left.set_ylim(len(table) - 0.4, -0.6)
     left.tick_params(axis="y", labelsize=13)
-    legend(left, KINDS, GREYS, HATCHES)
-    legend(right, ALONG, SENT_GREYS, SENT_HATCHES)
+    legend(left, KINDS, GREYS, HATCHES, "center right")
+    legend(right, ALONG, SENT_GREYS, SENT_HATCHES, "upper right")
     figures.show(
         figure,
         "Two bars for each strategy, in multiples of the size of the dense model. On the left what a rank "

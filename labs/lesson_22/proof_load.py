@@ -48,7 +48,7 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 # The logits are a view of a DTensor's local tensor. Nobody here changes them in place.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
-WATCHED = "blocks.0.mlp.up.weight"  # its part on each rank is printed
+WATCHED = "blocks.0.mlp.down.weight"  # FSDP divides its rows, TP its columns
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,25 @@ def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optim
     return torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps, foreach=False)
 
 
-def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """As clip_grad_norm_, for DTensors on several meshes. Returns the norm before.
+def clip_by_mesh(
+    parameters: Iterable[nn.Parameter], max_norm: float, pp_group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """As clip_grad_norm_, for DTensors on several meshes, and for the stage of a pipeline.
 
-    Each mesh by itself, then the norm of these norms; and that one is what all are clipped by.
+    Returns the norm before. The norm of each mesh comes from torch; all are clipped by the norm of them all.
     """
+    parameters = list(parameters)
     by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for p in parameters:
-        if p.grad is None:  # frozen
-            continue
-        by_mesh.setdefault(p.grad.device_mesh if isinstance(p.grad, DTensor) else None, []).append(p)
-    norms = [whole(nn.utils.get_total_norm([p.grad for p in of_mesh])) for of_mesh in by_mesh.values()]
-    norm = torch.stack(norms).norm()
+        if p.grad is not None:  # else it is frozen
+            by_mesh.setdefault(getattr(p.grad, "device_mesh", None), []).append(p)
+    square = torch.zeros((), dtype=parameters[0].dtype, device=parameters[0].device)
+    for of_mesh in by_mesh.values():
+        norm = nn.utils.get_total_norm([p.grad for p in of_mesh])
+        square += (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
+    if pp_group is not None:
+        dist.all_reduce(square, group=pp_group)
+    norm = square.sqrt()
     for of_mesh in by_mesh.values():
         nn.utils.clip_grads_with_norm_(of_mesh, max_norm, norm)
     return norm

@@ -3,12 +3,15 @@
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_22/proof_norm.py
 """
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
@@ -18,6 +21,7 @@ from shared.training.one_process import Step, assert_same_training
 from shared.training.parity import assert_equal
 from shared.training.storages import local_of
 
+from lab_22_torch import ROWS, WIDTH, Block
 from lesson_22 import proof_load as by_torch
 from lesson_22.proof_table import finish_step, global_norm, gradients_of
 from lesson_22.rows import Config as TableConfig
@@ -31,6 +35,7 @@ from lesson_22.strategies import Truths
 class Config:
     table: TableConfig = field(default_factory=TableConfig)
     model: by_torch.Config = field(default_factory=by_torch.Config)
+    max_norm: float = 0.1  # less than the norm of two stages, so that it clips
     tolerance: float = 1e-12  # float64
 
 
@@ -100,6 +105,29 @@ def torchs_clipping(group: Group, cfg: Config) -> str:
     return ""
 
 
+def clipped_in_stages(group: Group, cfg: Config) -> None:
+    """clip_by_mesh with a group along pp: two stages, each sharded by FSDP, beside one process."""
+    torch.manual_seed(0)
+    alone = nn.ModuleList([Block() for _ in range(2)]).double().to(group.device)
+    rows = torch.randn(ROWS, WIDTH, dtype=torch.float64).to(group.device)
+    mesh = init_device_mesh(group.device.type, (2, group.world_size // 2), mesh_dim_names=("pp", "dp"))
+    mine = alone[mesh.get_local_rank("pp")]
+    stage = copy.deepcopy(mine)
+    fully_shard(stage, mesh=mesh["dp"])
+    for block in (stage, *alone):  # a stage's gradients, in place of a pipeline that brings them
+        block(rows).square().mean().backward()
+    ours = by_torch.clip_by_mesh(stage.parameters(), cfg.max_norm, mesh.get_group("pp"))
+    expected = nn.utils.clip_grad_norm_(alone.parameters(), cfg.max_norm)
+    assert_equal("clipped in stages: norm", ours, expected, cfg.tolerance)
+    for (name, p), truth in zip(stage.named_parameters(), mine.parameters(), strict=True):
+        assert_equal(f"clipped in stages: {name}", by_torch.whole(p.grad), truth.grad, cfg.tolerance)
+    for p in alone.parameters():
+        p.grad = None
+    frozen = by_torch.clip_by_mesh(alone.parameters(), cfg.max_norm)
+    assert_equal("all frozen: norm", frozen, torch.zeros_like(frozen), 0.0)
+    print_on_rank_0("clip_by_mesh, PP 2 x FSDP 2: norm and clipped gradients as in one process")
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=4, largest=4) as group:
         truths = Truths(group, cfg.table)
@@ -109,6 +137,7 @@ def main(cfg: Config) -> None:
         print_on_rank_0(rows_of_their_own(truths, cfg))
         error = torchs_clipping(group, cfg)
         print_on_rank_0(f"clip_grad_norm_, some parameters divided over dp, others over dp and tp: {error}")
+        clipped_in_stages(group, cfg)
 
 
 if __name__ == "__main__":
