@@ -85,6 +85,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:  # all on one machine
+        # TensorPipe otherwise looks up the host's name, which may not lead back here.
         os.environ.setdefault("TP_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own, pytorch/pytorch#149393
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from queue import SimpleQueue
 
 import torch
@@ -24,7 +25,9 @@ from lab_01_join import setup  # nccl with a GPU for each rank, else gloo on the
 
 VERSIONS, BATCH = 30, 240
 PROMPT, HIDDEN, ANSWERS = 24, 96, 12  # 1 to 4 ranks divide them
-CALL_S = 600.0  # seconds that a call may take; unasked 60, and answers of a real model take longer
+CALL_S = 600.0  # of a call: answers of a real model take minutes; torch's default is 60 seconds
+MOVE_S = 120.0  # of the groups that move weights
+RECEIVE_S = 60.0  # of the calls that prepare and receive: shorter, so that the call reports first
 Box = tuple[slice, ...]
 
 
@@ -37,6 +40,7 @@ class Jobs:
     training: dist.ProcessGroup
     generating: dist.ProcessGroup
     wire: dist.ProcessGroup
+    everyone: dist.ProcessGroup
 
 
 def divide_jobs() -> Jobs:
@@ -44,13 +48,21 @@ def divide_jobs() -> Jobs:
     half = dist.get_world_size() // 2
     trainers = list(range(half))
     generators = list(range(half, dist.get_world_size()))
-    members = (trainers, generators, trainers[:1] + generators)
-    return Jobs(trainers, generators, *[dist.new_group(ranks) for ranks in members])
+    moving = timedelta(seconds=MOVE_S)
+    return Jobs(
+        trainers,
+        generators,
+        training=dist.new_group(trainers, timeout=timedelta(seconds=2 * CALL_S)),  # it waits for answers
+        generating=dist.new_group(generators),
+        wire=dist.new_group(trainers[:1] + generators, timeout=moving),
+        everyone=dist.new_group(timeout=moving),
+    )
 
 
 def start_calls() -> None:
     """From here on each rank can call functions of the others, known as ``worker0``, ``worker1``, ..."""
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:  # all on one machine
+        # TensorPipe otherwise looks up the host's name, which may not lead back here.
         os.environ.setdefault("TP_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own, pytorch/pytorch#149393
     rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=dist.get_world_size())
@@ -133,10 +145,10 @@ def move_slices(policy: nn.Module, boxes: list, jobs: Jobs) -> int:
                     continue
                 ours = parameter.to_local()[within(part, boxes[rank][name])]
                 if rank == trainer:
-                    transfers.append(dist.P2POp(dist.isend, ours.contiguous(), generator))
+                    transfers.append(dist.P2POp(dist.isend, ours.contiguous(), generator, jobs.everyone))
                 else:
                     piece = torch.empty_like(ours, memory_format=torch.contiguous_format)
-                    transfers.append(dist.P2POp(dist.irecv, piece, trainer))
+                    transfers.append(dist.P2POp(dist.irecv, piece, trainer, jobs.everyone))
                     arrivals.append((ours, piece))
     for work in dist.batch_isend_irecv(transfers):
         work.wait()
@@ -220,8 +232,10 @@ def train(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: dict, jobs
     optimizer.step()
 
 
-def ask_all(workers: list[str], task: str, *arguments: object) -> list[torch.futures.Future]:
-    return [rpc.rpc_async(worker, ask, args=(task, *arguments), timeout=CALL_S) for worker in workers]
+def ask_all(
+    workers: list[str], task: str, *arguments: object, timeout: float = CALL_S
+) -> list[torch.futures.Future]:
+    return [rpc.rpc_async(worker, ask, args=(task, *arguments), timeout=timeout) for worker in workers]
 
 
 def results_of(calls: list[torch.futures.Future]) -> list:
@@ -253,9 +267,10 @@ def lead(policy: nn.Module, boxes: list, jobs: Jobs, versions: int) -> dict:
         dist.broadcast_object_list(fresh, src=jobs.trainers[0], group=jobs.training)
         batch = fresh[0]
 
-        results_of(ask_all(workers, "prepare", layout_of(policy)))  # raises before any byte moves
+        calls = ask_all(workers, "prepare", layout_of(policy), timeout=RECEIVE_S)
+        results_of(calls)  # raises before any byte moves
         move = move_whole if version % 2 == 0 else move_slices
-        calls = ask_all(workers, "receive", move, version + 1)
+        calls = ask_all(workers, "receive", move, version + 1, timeout=RECEIVE_S)
         arrived = move(policy, boxes, jobs)
         there = results_of(calls)  # all have received the weights; over nccl they have queued the move
         if there and version < 2:
