@@ -1,4 +1,4 @@
-"""Kill a process at every moment of its save, and see what is left of the checkpoint.
+"""Kill a process at each step of its save, and see what is left of the checkpoint.
 
 Run it:      python labs/lesson_11/proof_kill.py
 """

@@ -1,4 +1,4 @@
-"""Kill labs/lab_10_train.py at every moment of a save and between saves; compare with an unbroken run.
+"""Kill labs/lab_10_train.py at each step of a save and between saves; compare with an unbroken run.
 
 Run it:      python labs/lesson_11/proof_kill_train.py
 """
