@@ -127,8 +127,8 @@ def static_graph(group: Group) -> str:
     apart = apart_after_recomputing(group, static_graph=True)
     assert apart == 0.0, f"not averaged with static_graph: {apart}"
     return (
-        "False: a layer under two reentrant checkpoints is not averaged, without an error. True: it and unused "
-        "layers are right; no_sync, too, after a step that synchronizes"
+        "False: a layer under two reentrant checkpoints is not averaged, without an error. True: it and "
+        "unused layers are right; no_sync, too, after a step that synchronizes"
     )
 
 
