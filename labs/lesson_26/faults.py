@@ -61,6 +61,13 @@ FAULTS: list[Fault] = [
             arguments=("fewer_micro_batches_than_stages",),
         ),
         Fault(
+            lab="26_cut_models",
+            old="rows=4 if cured else 2",
+            new="rows=2",
+            told="fewer_rows_than_micro_batches, cured: rank",
+            arguments=("fewer_rows_than_micro_batches",),
+        ),
+        Fault(
             lab="26_waiting",
             old="mine, _ = dist.new_subgroups_by_enumeration(lists, timeout=patience)",
             new="mine = dist.group.WORLD",
@@ -75,6 +82,13 @@ FAULTS: list[Fault] = [
         old="(waiting, starting,",
         new="(waiting, waiting,",
         told="two cases have the same name",
+        ranks=0,
+    ),
+    Fault(
+        lab="26_gallery",
+        old="HANG: case.stands",
+        new="HANG: case.symptom",
+        told="a hang has `stands`, a wrong number `symptom`",
         ranks=0,
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""The gallery: every case broken and cured in one launch, and a table by what you see.
+"""The gallery: every case broken and cured in one launch, and tables by what you see.
 
 Run it:  python labs/lesson_26/gallery.py
 or:      python labs/lesson_26/gallery.py CASE ...
@@ -36,33 +36,37 @@ MODULES = (waiting, starting, training, divided, sharded, loops, cut_models, res
 CASES = [case for module in MODULES for case in module.CASES]
 SOURCED = tomllib.loads(Path(__file__).with_name("sourced.toml").read_text(encoding="utf-8"))["failures"]
 NOTEBOOKS = ROOT / "notebooks"
-ON_GLOO = "Timed out waiting 1800000ms for recv operation to complete"
 TITLES = {
     HANG: "Nothing moves",
     ERROR: "An error, or an exit code",
     WRONG: "No error, but something is wrong",
 }
 FIRST = {
-    HANG: "First ask in which call each rank is: in one, in different ones, or some in none; the table has "
-    "this order. [`rank-doctor`](tools.md) says it of any job that it starts, "
+    HANG: "First ask which call each rank is in; the three tables have this order. "
+    "[`rank-doctor`](tools.md) says it of any job that it starts, "
     "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
-    "([lesson 26](26_when_it_hangs.ipynb)). The text is the same for all hangs: after half an hour gloo "
-    f"says `{ON_GLOO}`; after 10 minutes nccl says `Watchdog caught collective operation timeout`. "
-    "If no rank prints anything, even with `PYTHONUNBUFFERED=1`, torchrun waits for the other nodes, until "
-    "`RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of `a_rank_does_not_come` in "
-    "the next table. If none gets out of `init_process_group`, see there, and `unknown_host`.",
+    "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). The text is the same for all hangs: "
+    "after half an hour gloo says `Timed out waiting 1800000ms for recv operation to complete` or "
+    "`for send operation to complete`; after 10 minutes nccl says `Watchdog caught collective operation "
+    "timeout`. If no rank prints anything, even with `PYTHONUNBUFFERED=1`, torchrun waits for the other "
+    "nodes, until `RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of "
+    "`a_rank_does_not_come` among the [errors](#an-error-or-an-exit-code). If none gets out of "
+    "`init_process_group`, see there, and `unknown_host`.",
     ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. "
-    "`exitcode: -N` is signal N, which `kill -l N` names: by -15 torchrun ends the ranks that are left.",
-    WRONG: "The table has six parts: the ranks' weights drift apart; "
-    "loss, metrics or gradients are off; data repeats or is missing; after a resume or in a checkpoint; "
-    "memory; slow. If all you see is another loss, compare a sum of the weights on all ranks: if it differs, "
-    "read the first part. Right and wrong numbers of each case are printed by "
-    "`python labs/lesson_26/gallery.py CASE`.",
+    "`exitcode: -N` is signal N, which `kill -l N` names: with -15 torchrun ends the ranks that are left.",
+    WRONG: "[Weights drift apart](#weights-drift-apart) · "
+    "[Loss, metrics, gradients](#loss-metrics-gradients) · [Data](#data) · "
+    "[Resume, checkpoint](#resume-checkpoint) · [Memory](#memory) · [Slow](#slow)\n\n"
+    "If all you see is another loss, compare a sum of the weights on all ranks: if it differs, "
+    "read the first table. `python labs/lesson_26/gallery.py CASE` prints right and wrong numbers of a case.",
 }
 INTRODUCTION = (
+    "[Hangs](#nothing-moves) · [Errors](#an-error-or-an-exit-code) · "
+    "[Wrong numbers](#no-error-but-something-is-wrong) · "
+    "[GPUs and clusters](#on-gpus-in-containers-on-clusters-with-older-torch)\n\n"
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
-    "its case on two ranks or four, broken and cured, on CPUs over gloo, and compare the message; or *from a "
-    "source*, which is linked: nccl's texts are in the last part. Words: [glossary](glossary.md)."
+    "its case on two ranks or four, broken and fixed, on CPUs over gloo, and compare the message; or *from a "
+    "source*, which is linked: nccl's texts are in the last table. Words: [glossary](glossary.md)."
 )
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
@@ -74,14 +78,14 @@ ON_GPUS = (
     "both hung. A broadcast here, an all-reduce there: one ended, the other hung. "
     "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
 )
-# What one sees first of a hang, in the order of the table; a regular expression of ``stands``.
+# What one sees first of a hang, in the order of the tables; a regular expression of ``stands``.
 SEEN_FIRST = {
     "In one call": r"^(two|both|all ranks|all members) in",
-    "In different calls": r"in the next (step|forward|gather)|two calls|two groups|thread|one call ahead",
+    "In different calls": r"in the next (step|forward|gather)|two calls|another group|thread|call ahead",
     "Some in a call, the others in none": "",
 }
 OFF = "Loss, metrics, gradients"
-# Of wrong numbers: cases of each part of the table, in its order; those that are not named are ``OFF``.
+# Of wrong numbers: cases of each table, in their order; those that are not named are ``OFF``.
 PARTS = {
     "Weights drift apart": "forward_around_ddp forward_under_no_sync two_forwards_two_backwards "
     "two_backwards_of_one_forward unfrozen_later layer_outside_every_unit summand_as_gradient",
@@ -94,6 +98,7 @@ PARTS = {
     "Slow": "reduces_too_often reduces_between_replicas",
 }
 COLUMNS = {HANG: "Where the ranks stand", ERROR: "You see", WRONG: "You see"}
+TABLES = {HANG: [*SEEN_FIRST], ERROR: [""], WRONG: [*PARTS]}
 
 
 def link_to(lesson: str) -> str:
@@ -108,13 +113,18 @@ def as_code(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
+def as_cell(text: str) -> str:
+    """A message as code; words that have code in them as they are."""
+    return text if "`" in text else as_code(text)
+
+
 def seen_first(stands: str) -> str:
     """Which of the three kinds of a hang it is."""
     return next(kind for kind, pattern in SEEN_FIRST.items() if re.search(pattern, stands))
 
 
 def part_of(row: dict[str, str]) -> str:
-    """The part of its table that a row is in."""
+    """The table that a row is in."""
     if row["see"] == HANG:
         return seen_first(row["stands"])
     parts = [part for part, names in PARTS.items() if row["name"] in names.split()]
@@ -122,31 +132,39 @@ def part_of(row: dict[str, str]) -> str:
 
 
 def seen(row: dict[str, str]) -> str:
-    """What leads to a row: its part, and the text of a message, or words."""
-    text = row["stands"] if row["see"] == HANG else row["symptom"] or as_code(row["text"])
-    return f"**{part_of(row)}**: {text}" if part_of(row) else text
+    """What leads to a row: the text of a message, or words."""
+    return row["stands"] if row["see"] == HANG else row["symptom"] or as_code(row["text"])
 
 
-def place_in_table(row: dict[str, str]) -> tuple[int, str]:
-    """By the part, then by the text."""
-    return [*SEEN_FIRST, *PARTS, ""].index(part_of(row)), seen(row).lower()
+def place_in_table(text: str) -> str:
+    """Rows are sorted by their letters, code or not."""
+    return text.replace("`", "").lower()
 
 
-def table_of(rows: list[dict[str, str]]) -> str:
+def table_of(rows: list[dict[str, str]], see: str) -> list[str]:
+    """The lines of one table of cases."""
+    lines = [f"| {COLUMNS[see]} | You did | Why | Fix | Lesson | Provoked here by |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: place_in_table(seen(row))):
+        cells = [seen(row), row["did"], row["cause"], row["cure"]]
+        cells += [link_to(row["lesson"]), as_code(row["name"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def tables_of(rows: list[dict[str, str]]) -> str:
     """The gallery in Markdown, ordered by what is seen; then what was not run here."""
     lines = []
     for see, title in TITLES.items():
-        lines += ["", f"## {title}", "", FIRST[see], ""]
-        lines += [f"| {COLUMNS[see]} | You did | Why | Cure | Lesson | Provoked here by |"]
-        lines += ["|---|---|---|---|---|---|"]
-        for row in sorted((row for row in rows if row["see"] == see), key=place_in_table):
-            cells = [seen(row), row["did"], row["cause"], row["cure"]]
-            cells += [link_to(row["lesson"]), as_code(row["name"])]
-            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", f"## {title}", "", FIRST[see]]
+        for part in TABLES[see]:
+            of_part = [row for row in rows if row["see"] == see and part_of(row) == part]
+            lines += ["", f"### {part}"] if part else []
+            lines += ["", *table_of(of_part, see)]
     lines += ["", "## On GPUs, in containers, on clusters, with older torch", "", ON_GPUS, ""]
-    lines += ["| You see | Why | Cure | Lesson | From a source |", "|---|---|---|---|---|"]
-    for failure in sorted(SOURCED, key=lambda failure: failure["see"].lower()):
-        text = as_code(failure["see"]) + " †" * failure.get("seen", False)
+    lines += ["| You see | Why | Fix | Lesson | From a source |", "|---|---|---|---|---|"]
+    for failure in sorted(SOURCED, key=lambda failure: place_in_table(failure["see"])):
+        text = as_cell(failure["see"]) + " †" * failure.get("seen", False)
         source = f"[{failure['name']}]({failure['url']})"
         cells = [text, failure["why"], failure["cure"], link_to(failure["lesson"]), source]
         lines.append(f"| {' | '.join(cells)} |")
@@ -181,7 +199,7 @@ def lookup_key(case: Case) -> str:
 
 def page_of(rows: list[dict[str, str]]) -> str:
     """The text of ``notebooks/failures.md``."""
-    return f"# Failures by what you see\n\n{INTRODUCTION}\n\n{table_of(rows)}\n"
+    return f"# Failures by what you see\n\n{INTRODUCTION}\n\n{tables_of(rows)}\n"
 
 
 def play_all(cfg: Config) -> list[dict[str, str]]:

@@ -345,9 +345,10 @@ def state_of_a_new_optimizer(rank: int, cured: bool) -> str:
     says={0: "^weights of step 1, moments of step 2$"},
     right="^weights of step 1, moments of step 1$",
     symptom="a checkpoint that was saved in the background has the numbers of two different steps",
-    did="handed the state to a thread that writes it while training continues",
-    cause="the thread reads tensors that lie on the CPU already, such as step counters, when it gets to them",
-    cure="hand it copies: `.clone()` what lies on the CPU; `dcp.async_save` copies since January 2025",
+    did="passed the state to a thread that writes it while training continues",
+    cause="the thread reads tensors that are on the CPU already, such as step counters, when it gets to them",
+    cure="pass copies: `.clone()` what is on the CPU; `dcp.async_save` copies it from torch 2.7 on "
+    "([#145408](https://github.com/pytorch/pytorch/pull/145408))",
     lesson="11",
     forms_group=False,
 )

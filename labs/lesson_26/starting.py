@@ -106,7 +106,8 @@ if not torch.cuda.is_available():
     right="^listens$",
     did="started a job with the port of another one, or of a leftover of the last one",
     cause="the port of the store is taken, 29500 by default",
-    cure="`torchrun --standalone`, or port 0",
+    cure="`ss -ltnp | grep 29500` shows who holds it; `torchrun --standalone`, or on several nodes another "
+    "port for all",
     lesson="02",
     forms_group=False,
 )
@@ -141,9 +142,14 @@ def unknown_interface(rank: int, cured: bool) -> str:
     ERROR,
     says={0: r"client socket has timed out .* trying to connect to \(no-such-host.invalid"},
     right="^2 ranks$",
-    did="set MASTER_ADDR to a name that this machine cannot resolve, or let torchrun announce one",
-    cause="it is known on another network, or misspelt; a pod's name is known to itself alone",
-    cure="the address that rank 0's machine has, as a number; `torchrun --local-addr=ADDRESS`",
+    symptom="`DistNetworkError: The client socket has timed out after N ms while trying to connect to "
+    "(HOST, PORT).`",
+    did="set a MASTER_ADDR and MASTER_PORT at which nobody answers, such as a name that this machine cannot "
+    "resolve, or let torchrun announce one",
+    cause="the name does not resolve, as a pod's is known to itself alone; rank 0 has failed, or has not "
+    "started; it has another MASTER_PORT; a firewall",
+    cure="`getent hosts HOST` and `nc -zv HOST PORT` from the rank that says it; rank 0's log; the numeric "
+    "address of rank 0's machine, `torchrun --local-addr=ADDRESS`",
     lesson="02",
     forms_group=False,
 )
@@ -341,7 +347,7 @@ def loads_too_early(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Missing key in checkpoint state_dict: head"},
     right="^loaded$",
-    did="added a layer before `dcp.load`, or asked for a key that the old optimizer had not",
+    did="added a layer before `dcp.load`, or asked for a key that the old optimizer did not have",
     cause="DCP asks for each key of the new state; `except Exception` does not catch this",
     cure="load what is there; `allow_partial_load=True` only for parameters that may begin at random",
     lesson="19",

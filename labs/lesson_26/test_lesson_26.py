@@ -58,6 +58,14 @@ def test_each_row_has_a_case_or_a_source_and_a_lesson():
         "Xid",
         "_orig_mod.",
         "aten._foreach_norm",
+        "for send operation to complete",
+        "Connection reset by peer",
+        'the "should dump" flag on TCPStore',
+        "but store->get('0') got error",
+        "Some NCCL operations have failed",
+        "receiving 1048576 bytes instead of",
+        "OOMKilled",
+        "RendezvousTimeoutError",
     ],
 )
 def test_a_failure_is_found_by_a_piece_of_its_text(seen: str):

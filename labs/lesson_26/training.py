@@ -50,7 +50,7 @@ def unused_parameter(rank: int, cured: bool) -> str:
     right="^a step$",
     did="checkpointed activations with `use_reentrant=True` and `find_unused_parameters=True`",
     cause="DDP does not see the layer in the graph, marks it as unused, and then its gradient comes",
-    cure="`use_reentrant=False`",
+    cure="`use_reentrant=False`; or `static_graph=True`, if the graph is the same in each step",
     lesson="08",
 )
 def ready_twice(rank: int, cured: bool) -> str:

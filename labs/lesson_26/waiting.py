@@ -43,6 +43,7 @@ def collective_on_rank_0(rank: int, cured: bool) -> float:
 @case(
     ERROR,
     says={0: "Connection (closed|reset) by peer"},
+    symptom="`RuntimeError: ... Connection closed by peer` or `Connection reset by peer`",
     right="^8.0$",
     did="let one rank end while others wait for it",
     cause="an echo: the error to look for is that of the rank that left",
@@ -60,12 +61,13 @@ def a_rank_has_left(rank: int, cured: bool) -> float:
 @case(
     ERROR,
     says={1: "^ended with exit code -9"},
-    symptom="`exitcode: -9`, in torchrun's summary `Signal 9 (SIGKILL)`; no traceback; `Killed` in a shell",
+    symptom="`exitcode: -9`, in torchrun's summary `Signal 9 (SIGKILL)`; no traceback; `Killed` in a shell; "
+    "exit code 137 or `OOMKilled` of a container",
     right="^8.0$",
     did="took more memory, with all ranks and their loaders, than the machine or the container has",
     cause="the kernel ends the process; `dmesg` has the line `Out of memory: Killed process`",
-    cure="while the model loads: one copy a machine (next table: *host memory grows*); else fewer workers, "
-    "or ask the scheduler for more",
+    cure="while the model loads: one copy per machine ([Memory](#memory): *host memory grows*); else fewer "
+    "workers, or ask the scheduler for more",
     lesson="27",
 )
 def killed_by_the_kernel(rank: int, cured: bool) -> float:
@@ -80,7 +82,7 @@ def killed_by_the_kernel(rank: int, cured: bool) -> float:
     ERROR,
     says={0: "No backend type associated with device type cpu"},
     right="^8.0$",
-    did="handed a tensor on the CPU to a group whose backend is for GPUs, such as nccl",
+    did="passed a tensor on the CPU to a group whose backend is for GPUs, such as nccl",
     cause="each device type has its own backend; typical are `full_tensor()` after offloading, and a counter",
     cure="`x.to(device)` first, or `init_process_group('cpu:gloo,cuda:nccl')`",
     lesson="02",
@@ -98,9 +100,10 @@ def tensor_of_another_device(rank: int, cured: bool) -> float:
     ERROR,
     says={1: "NaN found in input tensor"},
     right="^inf or nan: False$",
-    did="set `TORCH_DIST_NAN_CHECK=1`, and rank 1 handed in a NaN",
+    did="set `TORCH_DIST_NAN_CHECK=1`, and rank 1 passed a NaN",
     cause="torch looks at what goes into each collective, and stops the rank that brings it; gloo too",
-    cure="look at that rank's batch and loss; without the variable all ranks have NaN after the call",
+    cure="look at that rank's batch and loss; without the variable all ranks have NaN after the call; over "
+    "nccl `TORCH_NCCL_NAN_CHECK=1`",
     lesson="10",
     forms_group=False,
 )
@@ -276,9 +279,10 @@ def gathers_on_rank_0(rank: int, cured: bool) -> str:
     HANG,
     says={ANY: TIMED_OUT},
     right="^1.0$",
-    stands="two in `send`, to each other",
+    stands="two in `send`, to each other; over nccl often in the next synchronization",
     did="called `send`, then `recv`, on both ranks",
-    cause="each waits until the other receives; neither gloo nor nccl holds even ten numbers for later",
+    cause="each waits until the other receives; gloo never holds a message, nccl's buffers sometimes do: "
+    "small ones pass, and larger ones hang ([#129341](https://github.com/pytorch/pytorch/issues/129341))",
     cure="`batch_isend_irecv`",
     lesson="03",
     forms_group=False,
@@ -323,7 +327,7 @@ def kinds_in_another_order(rank: int, cured: bool) -> tuple[float, float]:
     HANG,
     says={ANY: TIMED_OUT},
     right="^4.0$",
-    stands="in one call of two groups, crosswise",
+    stands="each rank in another group's call, waiting for the other rank",
     did="used two groups in another order on each rank",
     cause="each rank waits in a group that the other has not come to yet",
     cure="one order of groups for all ranks",
