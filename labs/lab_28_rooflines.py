@@ -13,8 +13,8 @@ BLOCKS = {"8B": 218e6, "405B": 3188e6}  # parameters of a block of Llama 3
 class Machine:
     """Nodes of H100s: operations and bytes a second that large operations reach, and seconds to start.
 
-    A step of a ring takes ``hop_inside`` over NVLink and ``hop_between`` over the network. Both are what nccl
-    itself reckons with (NVIDIA/nccl at 01afd20, src/graph/tuning.cc, ring, protocol Simple).
+    A step of a ring takes ``hop_inside`` over NVLink and ``hop_between`` over the network. Both are constants
+    of an nccl older than Hopper (NVIDIA/nccl at 01afd20, src/graph/tuning.cc, ring, protocol Simple).
     """
 
     flops: float = 0.73 * 989e12

@@ -117,8 +117,8 @@ def test_the_page_has_the_formulas_numbers():
         assert f"28,672 / {int(ratio):,} = {int(28_672 / ratio)}" in PAGE
     h100 = gpu_named("h100")
     faster = h100.peak8 * h100.gemm8 / (h100.peak * h100.gemm)
-    assert f"in FP8, C is {faster:.1f} times as large" in PAGE
-    assert f"or {faster * (1 + 1 + 4) / 8:.1f} times if FSDP gathers FP8, too" in PAGE
+    assert f"In FP8, C is {faster:.1f} times as large" in PAGE
+    assert f"only {faster * (1 + 1 + 4) / 8:.1f} times if FSDP also gathers in FP8" in PAGE
     assert 6_000 < faster * fsdp_hides_from(218e6, 128, h100, Network()).tokens < 7_000
     assert "with FP8 products the threshold is below 7,000" in PAGE
 

@@ -18,4 +18,25 @@ FAULTS: list[Fault] = [
         told="at 100 Gb/s: the fastest is FSDP, not HSDP",
         ranks=0,
     ),
+    Fault(
+        lab="28_layouts",
+        old="plan_of(8, 1, Network())",
+        new="plan_of(64, 1, Network())",
+        told="GiB, not 71.6, which is tight",
+        ranks=0,
+    ),
+    Fault(
+        lab="28_layouts",
+        old="hop_inside=0.0, hop_between=0.0",
+        new="hop_inside=0.0",
+        told="not both 1.13",
+        ranks=0,
+    ),
+    Fault(
+        lab="28_layouts",
+        old="plan_of(512, 1, fast)",
+        new="plan_of(512, 1, Network())",
+        told="s are lost to communication, not 0.10",
+        ranks=0,
+    ),
 ]

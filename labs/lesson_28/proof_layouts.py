@@ -8,7 +8,7 @@ Run it:      python labs/lesson_28/proof_layouts.py
 from collections import Counter
 from typing import NamedTuple
 
-from rank_tools.planner import Layout, Network, Plan, Training, model_named, propose, stack_named
+from rank_tools.planner import Layout, Network, Plan, Training, judge, model_named, propose, stack_named
 from shared.runtime.errors import CourseError
 from shared.runtime.results import record_results
 from shared.runtime.run import run
@@ -109,6 +109,34 @@ def check(rows: dict[str, dict[Case, dict]]) -> None:
                 raise CourseError(f"{case}: FSDP runs with less than a sequence on a GPU")
 
 
+def plan_of(dp: int, replicate: int, network: Network) -> Plan:
+    """Of 8B and 512 sequences in a step, by FSDP or HSDP alone, one sequence at a time."""
+    stack = stack_named("torch")
+    training = Training(model_named("8b"), dp * replicate, 512, 1e12, network=network, stack=stack)
+    plan = judge(training, Layout(dp=dp, replicate=replicate, zero=3, stack=stack))
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def check_single() -> None:
+    """What the lesson says of single layouts: FSDP's memory on 8 GPUs, and what the start of a ring takes.
+
+    Raises:
+        CourseError: it is not so.
+    """
+    few = plan_of(8, 1, Network())
+    held = f"{few.memory.total / 2**30:.1f}"
+    if held != "71.6" or not few.tight:
+        raise CourseError(f"FSDP of 8B on 8 GPUs holds {held} GiB, not 71.6, which is tight")
+    fast, slow = (Network(card=card, hop_inside=0.0, hop_between=0.0) for card in CARDS.values())
+    times = [plan.time.total for plan in (plan_of(512, 1, slow), plan_of(32, 16, slow))]
+    if any(f"{time:.2f}" != "1.13" for time in times):
+        raise CourseError(f"without the start of a ring FSDP and HSDP take {times} s, not both 1.13")
+    lost = f"{plan_of(512, 1, fast).time.dp:.2f}"
+    if lost != "0.10":
+        raise CourseError(f"without the start of a ring {lost} s are lost to communication, not 0.10")
+
+
 def line_of(case: Case, rows: dict[str, dict[Case, dict]]) -> str:
     tokens = case.sequences * model_named(case.model).context // case.gpus
     line = f"{case.model:5} {case.gpus:6,} {tokens:10,}"
@@ -120,6 +148,7 @@ def line_of(case: Case, rows: dict[str, dict[Case, dict]]) -> str:
 
 
 def main() -> None:
+    check_single()
     rows = {name: {case: row_of(case, card) for case in CASES} for name, card in CARDS.items()}
     print(f"{'':24}" + "".join(f"| seconds at {card} Gb/s a GPU{'':14}" for card in CARDS))
     kinds = "".join(f"{kind:>7}" for kind in KINDS) + "  take  "
