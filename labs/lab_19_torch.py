@@ -142,7 +142,7 @@ def main(folder: str) -> None:
     torch.manual_seed(dist.get_rank())  # each rank has data of its own
     losses = [step(model, optimizer, own_rows(device)).item() for _ in range(30)]
 
-    with torch.no_grad():  # a forward pass is a collective: all ranks call it, and equally often
+    with torch.no_grad():  # a forward pass is a collective: all ranks call it the same number of times
         loss = loss_of(model, own_rows(device))
     dist.all_reduce(loss, dist.ReduceOp.AVG)
     weights, moments = get_state_dict(model, optimizer)  # names and shards: nothing is gathered

@@ -65,7 +65,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> tuple[Tens
     """Attention to these keys alone, (batch, heads, queries, width), and its logsumexp, (..., queries).
 
     The logsumexp says how much weight the block has: log of the sum of exp(score) over its keys. All scores
-    of the block are written out: on a GPU put a flash kernel here, which returns both.
+    of the block are written out, as in ``block_backward``: on a GPU put flash kernels in place of the two.
     """
     q, k, v = widened(q, k, v)
     scores = scores_of(q, k, diagonal)
@@ -170,7 +170,7 @@ class Shift:
 
 
 def travelling(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
-    """In each step: whose keys and values a rank has, and they. They leave before the rank uses them."""
+    """In each step: whose keys and values a rank has, and the tensors themselves. They leave before the rank uses them."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for step in range(ranks):
         shift = Shift(kv, group) if step < ranks - 1 else None
@@ -250,7 +250,7 @@ def main() -> None:
     device = setup()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(rank)  # the ranks begin with different numbers
+    torch.manual_seed(rank)  # the ranks begin with different values
     length = 16 * ranks
     sequence = torch.randn(4, 2, 4, length, 8, dtype=torch.float64, device=device)
     dist.broadcast(sequence, src=0)  # one truth for all

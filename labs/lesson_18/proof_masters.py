@@ -50,7 +50,7 @@ class WithMasters(Zero1):
         self.versions = self.versions_of_parameters()
 
     def versions_of_parameters(self) -> list[int]:
-        """Counts what writes to a parameter, as a model's ``load_state_dict`` does; our steps are not in it."""
+        """Counts what writes to a parameter, as loading a model does; steps of ours are not counted."""
         return [p._version for p in self.params]
 
     def average(self) -> None:

@@ -146,7 +146,7 @@ class CheckpointedBlock(script.Block):
 def selective(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     """What the script's GPT holds, computes and sends: nothing is recomputed, everything, or no product."""
     seen: dict[str, dict] = {}
-    kinds = {"nothing": PlainBlock, "all": CheckpointedBlock, "all but products": script.Block}
+    kinds = {"nothing": PlainBlock, "all": CheckpointedBlock, "all but matrix products": script.Block}
     for recomputed, kind in kinds.items():
         torch.manual_seed(cfg.seed)
         model = script.GPT().to(group.device, torch.float64)
@@ -168,8 +168,8 @@ def selective(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
             "gradient": gradient,
         }
         print_on_rank_0(
-            f"GPT, recomputed is {recomputed}: {activations / 1e6:.1f} MB wait for the backward pass; "
-            f"{products:.2f} times the products, {len(log.calls)} calls"
+            f"GPT, {recomputed} recomputed: {activations / 1e6:.1f} MB wait for the backward pass; "
+            f"{products:.2f} times the matrix products, {len(log.calls)} calls"
         )
     plain, full, some = seen.values()
     for other in (full, some):
@@ -198,7 +198,10 @@ def compiled(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     if graphs < 1:
         raise CourseError("nothing was compiled")
-    print_on_rank_0(f"torch.compile, then fully_shard: {graphs} graph for all blocks, equal to one process")
+    print_on_rank_0(
+        "torch.compile (backend eager), then fully_shard: "
+        f"{graphs} graph for all blocks, equal to one process"
+    )
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def shifted_after_the_cut(here: Setting) -> str:
 
 
 def mean_of_means(here: Setting) -> str:
-    """Each rank divides by its own number of labels: wrong, and right where all have equally many."""
+    """Each rank divides by its own number of labels: wrong, and right where all have the same number."""
     ranks = here.group.world_size
 
     def all_labels(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,7 +100,7 @@ def mean_of_means(here: Setting) -> str:
 
     uneven = here.outcome(here.split(), mean(here.batch))
     even = here.outcome(here.split(), mean(all_labels), of_all)
-    return f"{uneven}; with equally many labels {even}"
+    return f"{uneven}; with equal numbers of labels {even}"
 
 
 def documents_leak(here: Setting) -> str:
@@ -146,7 +146,7 @@ MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
     "positions that begin at 0 on each rank": (positions_from_0, "step 0: loss: differs"),
     "cut in one layout, attended in another": (another_layout, "step 0: loss: differs"),
     "labels shifted after the cut": (shifted_after_the_cut, "step 0: loss: differs"),
-    "mean of means": (mean_of_means, "loss: differs; with equally many labels parity: equal"),
+    "mean of means": (mean_of_means, "loss: differs; with equal numbers of labels parity: equal"),
     "packed documents under a causal mask": (documents_leak, "step 0: loss: differs"),
     "gradients not summed": (gradients_not_summed, "step 0: gradient of"),
     "heads and lengths that do not divide": (heads_and_length, "cannot be divided by"),
