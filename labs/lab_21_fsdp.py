@@ -10,7 +10,9 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd  # private; torchtitan has it
+from torch.distributed._functional_collectives import (
+    all_to_all_single_autograd,  # private, used by torchtitan
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
@@ -42,7 +44,7 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
     sparse = init_device_mesh(device_type, (ranks // ep, ep), mesh_dim_names=("efsdp", "ep"))
     for block in blocks:
         block.mlp = ExpertParallelMoE(block.mlp, sparse["ep"].get_group(), exchange_rows)
-        few = sparse["efsdp"].size() * ep > block.mlp.expert_count  # divided by experts, some ranks get none
+        few = sparse["efsdp"].size() * ep > block.mlp.expert_count  # some ranks would get none of them
         placement = (lambda parameter: Shard(1)) if few else None  # None: dimension 0, the experts
         fully_shard(block.mlp.experts, mesh=sparse["efsdp"], shard_placement_fn=placement)
         fully_shard(block, mesh=dense)

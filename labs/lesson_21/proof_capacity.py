@@ -96,7 +96,7 @@ class PaddedMoE(ExpertParallelMoE):
         return self.exchange_rows(boxes, even, even, self.group)
 
     def apply_experts(self, boxes: torch.Tensor, capacity: int) -> torch.Tensor:
-        """Boxes of all ranks for our experts, rank by rank. Two batched products for all experts."""
+        """Buffers of all ranks for our experts, rank by rank. Two batched products for all experts."""
         here, width = len(self.experts.up), boxes.shape[-1]
         by_rank = (-1, here, capacity, width)
         rows = boxes.view(by_rank).transpose(0, 1).reshape(here, -1, width)

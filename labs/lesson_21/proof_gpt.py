@@ -160,7 +160,7 @@ def reference(trial: ExpertTrial, cfg: Config) -> list[Step]:
     """Training in one process, with torch's clipping.
 
     Raises:
-        CourseError: a choice hangs on a difference so small that another order of summands could turn it.
+        CourseError: a choice hangs on a difference so small that another order of addition could turn it.
     """
     model = trial.model()
     margins = watched_margins(model)

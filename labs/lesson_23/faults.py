@@ -55,6 +55,13 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="23_weights",
+        old="everyone=dist.new_group(timeout=moving)",
+        new="everyone=dist.new_group()",
+        told="everyone: the group waits 1800 s",
+        run="23_sync",
+    ),
+    Fault(
+        lab="23_weights",
         old='"prepare", layout_of(policy)',
         new='"prepare", layout_of(policy)[::-1]',
         told="ValueError: the trainers have",

@@ -87,7 +87,7 @@ def orders(group: Group, names: list[str]) -> None:
             f"names in a different order: no error, and the generator's gate is the trainer's {holds['gate']}"
         )
         told = heard(names[-1], accept, ORDER)
-        print(f"    cured: {told}")
+        print(f"    fixed: {told}")
 
 
 def heard(there: str, function: object, *arguments: object, timeout: float = 10.0) -> str:
@@ -105,15 +105,15 @@ def errors_of_calls(there: str, cfg: Config) -> None:
     """What the caller hears."""
     told = heard(there, receive_nothing)
     if told != "RuntimeError: NoRoom('no room for version 8')":
-        raise CourseError(f"the type was to get lost, heard was {told}")
+        raise CourseError(f"the type should have been lost, the caller heard {told}")
     print(f"the function raises NoRoom: {told}")
     told = heard(there, sleep, cfg.slow_s, timeout=cfg.patience_s)
     if "RPC ran for more than set timeout" not in told:
-        raise CourseError(f"the call was to time out, heard was {told}")
+        raise CourseError(f"the call should have timed out, the caller heard {told}")
     end = time.monotonic() + 20
     while rpc.rpc_sync(there, finished) == 0:
         if time.monotonic() > end:
-            raise CourseError("the function that took too long was to run to its end")
+            raise CourseError("the function that took too long should have run to its end")
         time.sleep(0.1)
     print("the function takes too long: the call times out, the function runs to its end")
 
@@ -149,7 +149,7 @@ def call_error(call: torch.futures.Future) -> str:
         call.wait()
     except RuntimeError as error:
         return str(error).splitlines()[1]
-    raise CourseError("the call was to fail")
+    raise CourseError("the call should have failed")
 
 
 def main(cfg: Config) -> None:

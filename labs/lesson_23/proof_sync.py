@@ -156,11 +156,27 @@ def prove_errors(workers: list[str]) -> None:
     print_on_rank_0("a task that fails: its caller raises the error, and the generator keeps serving")
 
 
+def prove_time_outs(jobs: Jobs, device: torch.device) -> None:
+    """A group gives up later than the call that it works for, and not as late as torch's default."""
+    calls = {"wire": weights.RECEIVE_S, "everyone": weights.RECEIVE_S, "training": weights.CALL_S}
+    for name, of_call in calls.items():
+        group = getattr(jobs, name)
+        if not isinstance(group, dist.ProcessGroup):  # this rank is not in it
+            continue
+        limit = group._get_backend(device).options._timeout.total_seconds()
+        if not of_call < limit <= 2 * weights.CALL_S:
+            raise CourseError(f"{name}: the group waits {limit:.0f} s, its call {of_call:.0f} s")
+    print_on_rank_0(
+        f"a call to receive times out after {weights.RECEIVE_S:.0f} s, its move after {weights.MOVE_S:.0f} s"
+    )
+
+
 def main(cfg: Config) -> None:
     weights.PROMPT, weights.HIDDEN, weights.ANSWERS = cfg.sizes
     weights.generate = watched_generate
     with process_group(smallest=2) as group:
         jobs = divide_jobs()
+        prove_time_outs(jobs, group.device)
         policy = build(jobs, group.device, cfg.sizes)
         boxes = all_boxes(policy)
         HERE["policy"] = policy
