@@ -139,8 +139,8 @@ class Rotary(nn.Module):
     symptom="NaN, or a wrong loss, on all ranks but 0, or on all ranks, in a model built on `meta` for "
     "FSDP2: a pretrained model starts at a random loss",
     did="called `to_empty`, and filled the model from rank 0's state dict",
-    cause="a non-persistent buffer, such as a rotary table (`inv_freq`), is in no state dict: nobody "
-    "sends it",
+    cause="a non-persistent buffer, such as a rotary table (`inv_freq`), is in no state dict, so "
+    "no rank sends it",
     cure="compute such buffers again after `to_empty`; or broadcast rank 0's, if rank 0 was not on `meta`",
     lesson="15",
 )
@@ -188,7 +188,7 @@ def every_rank_builds_it(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^4 all-reduces$"},
     right="^1 all-reduces$",
-    symptom="under FSDP2 or HSDP, gradient accumulation of 4 takes 4 times the seconds",
+    symptom="under FSDP2 or HSDP, gradient accumulation over 4 micro-batches takes 4 times as long",
     did="left synchronization on for each micro-batch, or set `model.require_backward_grad_sync`, which is "
     "DDP's: `fully_shard` does not look at it",
     cause="each micro-batch communicates as much as a whole step",
@@ -217,7 +217,7 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
     says={0: "^gradient 1.0$"},
     right="^gradient 0.5$",
     symptom="experts learn faster than the rest: their gradients are EP times too large",
-    did="left the experts' gradients as they come, or reduced them once more",
+    did="left the experts' gradients as they are, or reduced them once more",
     cause="the all-to-all's backward has summed over the EP group, and each rank's loss is a mean",
     cure="divide them by the EP size, as DDP divides the others",
     lesson="21",
@@ -236,7 +236,7 @@ def experts_not_divided(rank: int, cured: bool) -> str:
     says={0: "^gradient 0.5$", 1: "^gradient 1.5$"},
     right="^gradient 2.0$",
     symptom="TP ranks' copies of norms, of norms of heads (q, k) or of KV heads drift apart",
-    did="stepped with each rank's own gradient of it",
+    did="stepped with each rank's own gradient of these parameters",
     cause="each rank has seen its own tokens or heads: its gradient is a partial sum",
     cure="sum these gradients over the TP group before the optimizer's step",
     lesson="17",

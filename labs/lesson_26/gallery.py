@@ -73,7 +73,7 @@ ON_GPUS = (
     "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
     "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU "
     "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). One "
-    "rank reduced 10 numbers, the other 1,000: one ended, the other hung. 1,000,000 and 3,000,000 numbers: "
+    "rank reduced 10 elements, the other 1,000: one ended, the other hung. 1,000,000 and 3,000,000 elements: "
     "both ended, one with wrong sums. float32 and bfloat16: one ended with wrong sums and the other hung, or "
     "both hung. A broadcast here, an all-reduce there: one ended, the other hung. "
     "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."

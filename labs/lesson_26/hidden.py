@@ -37,11 +37,11 @@ class Metric:
     right="^validated$",
     stands="one in a library's call, such as a metric's `compute()` or an FSDP unit's all-gather; the others "
     "past it, or one call ahead",
-    did="called it by this rank's own data, such as an empty share of the validation, by its own look at "
-    "the disk, or by what its batch has: an image for the vision encoder, a token for an expert",
-    cause="the library communicates in it, so all ranks have to come",
-    cure="call it always, a layer on a dummy whose output counts 0 times; or decide by what all ranks know: "
-    "rank 0 looks, and broadcasts what it saw",
+    did="let this rank's own data decide whether to call it: an empty share of the validation, its own look "
+    "at the disk, or its batch, with or without an image for the vision encoder or a token for an expert",
+    cause="the library communicates in it, so all ranks have to call it",
+    cure="always call it, a layer on a dummy whose output is multiplied by 0; or decide by what all ranks "
+    "know: rank 0 looks, and broadcasts what it saw",
     lesson="04",
 )
 def compute_on_own_data(rank: int, cured: bool) -> str:
@@ -59,7 +59,7 @@ def compute_on_own_data(rank: int, cured: bool) -> str:
     right="^saved$",
     stands="one in a barrier of the loop, another one in a thread, such as that of `async_save`",
     did="let a thread that communicates share the default group with the loop",
-    cause="calls of a group are paired by their order, and two threads have none in common",
+    cause="calls of a group are paired by their order, and two threads have no common order",
     cure="a group for the thread alone: `async_save(..., process_group=group)`",
     lesson="11",
 )
@@ -88,7 +88,7 @@ def thread_beside_the_loop(rank: int, cured: bool) -> str:
     right="^2 parameters$",
     stands="rank 0 in a send to another job, such as a sampler; the others in the next gather",
     did="sent each weight on rank 0 right after its `full_tensor()`, in a weight sync",
-    cause="the other job does not receive yet, and what it waits for comes after the gathers",
+    cause="the other job does not receive yet, and what it waits for is sent after the gathers",
     cure="gather all parameters on all ranks, then let rank 0 send",
     lesson="23",
 )
@@ -131,9 +131,9 @@ def saved_by_the_compiled(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Missing key in checkpoint state_dict: data.rank_1", 1: "in part: rank 1 begins at sample 0"},
     right="^goes on at sample 24$",
-    did="saved the dataloader's place under a key for each rank, and went on with more ranks",
-    cause="nobody wrote the new ranks' keys; with `allow_partial_load=True` they begin the data at 0",
-    cure="one place for all ranks, such as the samples seen; else go on with as many ranks as before",
+    did="saved the dataloader's place under a key for each rank, and resumed with more ranks",
+    cause="nobody wrote the new ranks' keys; with `allow_partial_load=True` they start the data at 0",
+    cure="one place for all ranks, such as the samples seen; else resume with the same number of ranks",
     lesson="11",
 )
 def place_of_a_rank(rank: int, cured: bool) -> str:
@@ -155,7 +155,7 @@ def place_of_a_rank(rank: int, cured: bool) -> str:
     WRONG,
     says={0: r"^(?!64 )\d+ of 64 samples came$"},
     right="^64 of 64 samples came$",
-    symptom="after a resume in mid-epoch some samples repeat, others never come",
+    symptom="after a resume in mid-epoch some samples repeat, others are never read",
     did="restored the random state in mid-epoch, and skipped the batches that were done",
     cause="`shuffle=True` draws the epoch's order from that state: it skips the beginning of another order",
     cure="an order from seed and epoch alone: a sampler with `set_epoch`, or a `generator` of the loader",
@@ -234,7 +234,7 @@ def mixed_after_the_split(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^the rate ends at 0.5$"},
     right="^the rate ends at 0.0$",
-    symptom="with N GPUs the learning rate ends too high, or its schedule comes round again",
+    symptom="with N GPUs the learning rate ends too high, or its schedule starts over",
     did="counted the schedule's steps by the loader before it was divided, or stepped once for each rank",
     cause="a rank makes 1/N of those steps",
     cure="count the loader that the rank has; one `scheduler.step()` for each step of the optimizer",

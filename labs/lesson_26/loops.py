@@ -43,7 +43,8 @@ def data_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     symptom="two losses, such as a discriminator's: the ranks' weights drift apart, or the loss is a little "
     "worse than on one GPU",
     did="called forward twice, then `backward()` twice",
-    cause="a forward arms DDP for one backward, and the first one takes it: the second averages nothing",
+    cause="a forward pass arms DDP for one backward pass, and the first one uses it up: the second averages "
+    "nothing",
     cure="one `backward()` of the sum; or forward, backward, forward, backward",
     lesson="08",
 )
@@ -65,7 +66,7 @@ def two_forwards_two_backwards(rank: int, cured: bool) -> str:
     symptom="`backward()` twice through one graph: the ranks' weights drift apart, or the loss is a little "
     "worse than on one GPU",
     did="called `backward(retain_graph=True)`, and then `backward()` for another loss of the same forward",
-    cause="a forward arms DDP for one backward: the second averages nothing",
+    cause="a forward pass arms DDP for one backward pass: the second averages nothing",
     cure="one `backward()` of the sum of the losses",
     lesson="08",
 )
@@ -87,9 +88,9 @@ def two_backwards_of_one_forward(rank: int, cured: bool) -> str:
     right="^equal gradients$",
     symptom="`no_sync()` in the loop: the ranks' weights drift apart, or with accumulation the loss is worse "
     "than with one large batch",
-    did="ran a forward under `no_sync()`, and its backward, which should average, after it; or set "
+    did="ran a forward pass under `no_sync()`, and its backward pass, which should average, after it; or set "
     "`require_backward_grad_sync` between the two",
-    cause="DDP decides in forward whether the backward averages",
+    cause="DDP decides in the forward pass whether the backward pass averages",
     cure="the last micro-batch outside of `no_sync()`, forward and backward",
     lesson="08",
 )

@@ -65,7 +65,7 @@ class Stream(IterableDataset):
     WRONG,
     says={0: "^1 order in 3 epochs$"},
     right="^3 orders in 3 epochs$",
-    symptom="the same samples in each epoch, although `set_epoch` is called; a part of the data never comes",
+    symptom="the same samples in each epoch, although `set_epoch` is called; some data is never read",
     did="called `set_epoch` on a dataset whose loader has `persistent_workers=True`",
     cause="the worker processes hold their copy of the first epoch; the call changes the main process's",
     cure="keep the epoch in a tensor with `share_memory_()`; or let a sampler carry it, which stays in the "
@@ -90,8 +90,8 @@ def epoch_in_workers(rank: int, cured: bool) -> str:
     symptom="with a sampler of one's own (weights, buckets) an epoch is N times as long, or all ranks see "
     "the same samples",
     did="gave each rank a `WeightedRandomSampler`",
-    cause="DDP divides no data; each rank draws a whole epoch, and by one seed the same one",
-    cure="all ranks draw the same epoch by a generator of (seed, epoch), and each takes `[rank::world_size]`",
+    cause="DDP divides no data; each rank draws a whole epoch, with one seed the same one",
+    cure="all ranks draw one epoch with a generator of (seed, epoch), and each takes `[rank::world_size]`",
     lesson="10",
 )
 def weighted_draws(rank: int, cured: bool) -> str:
@@ -197,7 +197,7 @@ def two_nets_one_wrapper(rank: int, cured: bool) -> str:
     symptom="the ranks' weights drift apart after a phase of training, such as when a backbone is unfrozen; "
     "or the loss is a little worse than on one GPU",
     did="set `requires_grad` after the model was wrapped by DDP",
-    cause="DDP takes the parameters that want a gradient when it is built, and averages no others",
+    cause="DDP takes the parameters that require a gradient when it is built, and averages no others",
     cure="wrap again after unfreezing; or unfreeze before, with a learning rate of 0 at first",
     lesson="08",
 )
@@ -254,7 +254,7 @@ def optimizer_of(ddp: nn.Module) -> torch.optim.Optimizer:
     right="^step 3, rate 0.125$",
     did="built a scheduler with `last_epoch=step` for an optimizer that `dcp.load` has filled",
     cause="`dcp.load` fills only the keys that the new optimizer has, and it has no `initial_lr` yet",
-    cure="build the scheduler by its defaults first, then load both states",
+    cure="build the scheduler with its defaults first, then load both states",
     lesson="11",
 )
 def scheduler_before_its_state(rank: int, cured: bool) -> str:
@@ -344,7 +344,7 @@ def state_of_a_new_optimizer(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^weights of step 1, moments of step 2$"},
     right="^weights of step 1, moments of step 1$",
-    symptom="a checkpoint that was saved in the background has the numbers of two different steps",
+    symptom="a checkpoint that was saved in the background has the values of two different steps",
     did="passed the state to a thread that writes it while training continues",
     cause="the thread reads tensors that are on the CPU already, such as step counters, when it gets to them",
     cure="pass copies: `.clone()` what is on the CPU; `dcp.async_save` copies it from torch 2.7 on "
@@ -377,7 +377,7 @@ def later_values_saved(rank: int, cured: bool) -> str:
     right=r"^saved \[1, 1\]$",
     symptom="a checkpoint from a preemption is torn: some parameters are a step ahead of others; or it hangs",
     did="saved in the handler of SIGTERM or SIGUSR1",
-    cause="a handler runs between any two lines, also in the middle of a step, and on each rank elsewhere",
+    cause="a handler runs between any two lines, also in the middle of a step, and elsewhere on each rank",
     cure="let the handler set a flag; all ranks agree on it at the end of a step, and save there",
     lesson="13",
     forms_group=False,
@@ -441,7 +441,7 @@ def accumulated_pipeline(rank: int, cured: bool) -> str:
     right="^right$",
     symptom="with two ranks in a ring, activations and gradients are exchanged, or shapes are swapped",
     did="sent two messages to one peer, which is the next rank and the previous one",
-    cause="nccl knows no tags, and gloo pairs messages of one tag by their order: they meet crosswise",
+    cause="nccl knows no tags, and gloo pairs messages of one tag by order: each is taken for the other",
     cure="a group for each direction; or one order of the messages that all ranks keep",
     lesson="16",
 )
@@ -519,7 +519,7 @@ def empty_shard(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^token 0 by the weights of step 0$"},
     right="^token 0 by the weights of step 1$",
-    symptom="after each weight sync, log-probabilities of the rollout and of the trainer part more and more",
+    symptom="after each weight sync, log-probabilities of rollout and trainer diverge more and more",
     did="kept the generator's prefix cache over a weight sync",
     cause="the cache outlives the answers: new requests with an old prompt read keys of old weights",
     cure="reset it in each sync, such as vLLM's `reset_prefix_cache()`",

@@ -53,7 +53,7 @@ class Slow(dcp.FileSystemWriter):
     symptom="`AssertionError: metadata is None`, `No such file or directory: '.../.metadata'` in `dcp.load`",
     did="moved `latest`, or deleted the older checkpoint, as soon as `async_save` had returned; then the job "
     "died",
-    cause="the save has only begun; a folder without `.metadata` is not complete",
+    cause="the save has only started; a folder without `.metadata` is not complete",
     cure="wait for `future.result()`, then move `latest` and delete; resume from the newest folder with "
     "`.metadata` ([KempnerForge #102](https://github.com/KempnerInstitute/KempnerForge/issues/102))",
     lesson="11",

@@ -106,8 +106,8 @@ if not torch.cuda.is_available():
     right="^listens$",
     did="started a job with the port of another one, or of a leftover of the last one",
     cause="the port of the store is taken, 29500 by default",
-    cure="`ss -ltnp | grep 29500` shows who holds it; `torchrun --standalone`, or on several nodes another "
-    "port for all",
+    cure="`ss -ltnp 'sport = :29500'` shows who holds it; `torchrun --standalone`, or on several nodes "
+    "another port for all",
     lesson="02",
     forms_group=False,
 )
@@ -146,9 +146,9 @@ def unknown_interface(rank: int, cured: bool) -> str:
     "(HOST, PORT).`",
     did="set a MASTER_ADDR and MASTER_PORT at which nobody answers, such as a name that this machine cannot "
     "resolve, or let torchrun announce one",
-    cause="the name does not resolve, as a pod's is known to itself alone; rank 0 has failed, or has not "
+    cause="the name does not resolve (a pod's is known to itself alone); rank 0 has failed, or has not "
     "started; it has another MASTER_PORT; a firewall",
-    cure="`getent hosts HOST` and `nc -zv HOST PORT` from the rank that says it; rank 0's log; the numeric "
+    cure="`getent hosts HOST` and `nc -zv HOST PORT` on the machine of the rank that says it; rank 0's log; the numeric "
     "address of rank 0's machine, `torchrun --local-addr=ADDRESS`",
     lesson="02",
     forms_group=False,

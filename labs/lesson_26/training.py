@@ -71,9 +71,9 @@ def ready_twice(rank: int, cured: bool) -> str:
     ERROR,
     says={1: "appears not to match"},
     right="^built$",
-    did="built models of other shapes on the ranks",
-    cause="built from what a rank has read, such as its own vocabulary",
-    cure="build from what all ranks have",
+    did="built models of different shapes on the ranks",
+    cause="each is built from what its rank has read, such as its own vocabulary",
+    cure="build it from what all ranks share",
     lesson="08",
 )
 def other_shapes(rank: int, cured: bool) -> str:

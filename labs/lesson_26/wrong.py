@@ -31,7 +31,7 @@ HITS = torch.tensor([1.0, 1, 0, 0, 0])  # of five images, two are recognised
     right=r"^\(2.0, 200.0\)$",
     symptom="metrics have each other's values, or the loss is as large as the step counter",
     did="reduced metrics in the order of a dict, and the order differs by rank",
-    cause="same shape, same kind: the calls are paired wrongly and nothing notices, DETAIL neither",
+    cause="same shape, same kind: the calls are paired wrongly and nothing notices, not even DETAIL",
     cure="sort the keys, or stack the values into one tensor",
     lesson="04",
 )
@@ -51,7 +51,7 @@ def keys_in_another_order(rank: int, cured: bool) -> tuple[float, float]:
     right="^2.0$",
     symptom="sums are off by many orders of magnitude, on some ranks only",
     did="reduced float32 on one rank, int32 on the other",
-    cause="gloo adds up bytes, and reads them as its own rank's type",
+    cause="gloo sends bytes, and each rank reads them as its own type",
     cure="one type on all ranks; DETAIL finds it",
     lesson="04",
 )
@@ -65,9 +65,9 @@ def types_differ(rank: int, cured: bool) -> float:
     WRONG,
     says={1: r"^(?!\[3.0, 3.0, 3.0, 3.0\])", 0: r"^\[3.0, 3.0, 3.0, 3.0\]$"},
     right=r"^\[3.0, 3.0, 3.0, 3.0\]$",
-    symptom="a reduced value is right on rank 0 and anything elsewhere",
+    symptom="a reduced value is right on rank 0 and arbitrary elsewhere",
     did="called `reduce` to rank 0, and used the result on rank 1, too",
-    cause="only the destination has it; elsewhere the tensor holds anything",
+    cause="only the destination has it; elsewhere the tensor may hold anything",
     cure="`all_reduce`, or use it on `dst` alone",
     lesson="04",
 )
@@ -86,7 +86,7 @@ def result_on_one_rank(rank: int, cured: bool) -> list[float]:
     right="^2.0$",
     symptom="a rank reads its own value in place of the sum, now and then",
     did="set `async_op=True`, and read the tensor before `wait()`",
-    cause="the call has only begun",
+    cause="the call has only started",
     cure="`work.wait()` first",
     lesson="04",
 )
@@ -172,7 +172,7 @@ def summed_loss(rank: int, cured: bool) -> str:
     right="^1.7$",
     symptom="the validation loss changes with the number of ranks",
     did="averaged the ranks' means, and the ranks have 4 and 1 samples",
-    cause="a mean of means is no mean: few samples weigh as much as many",
+    cause="a mean of means is not the mean: few samples weigh as much as many",
     cure="sum and count; weigh each rank by its samples",
     lesson="06",
 )
@@ -212,7 +212,7 @@ def local_hits(rank: int, cured: bool) -> float:
     symptom="accuracy differs in the last digits from one process's",
     did="evaluated with `DistributedSampler`",
     cause="it pads: some images count twice",
-    cure="indices rank, rank + N, ...; sum and count",
+    cure="give each rank the samples rank, rank + N, ...; sum and count",
     lesson="10",
 )
 def padded_evaluation(rank: int, cured: bool) -> float:
@@ -246,7 +246,8 @@ def no_set_epoch(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^the ranks draw the same$"},
     right="^the ranks draw differently$",
-    symptom="augmentation, dropout or a diffusion's noise is alike on all ranks, or on an FSDP group's",
+    symptom="augmentation, dropout or a diffusion's noise is the same on all ranks, or on those of "
+    "an FSDP group",
     did="called `torch.manual_seed(0)` on all ranks, or seeded by the replica's number alone",
     cause="they draw the same numbers for different data; FSDP's ranks have different data, too",
     cure="seed + rank, counted along all dimensions that divide data, after the model is made; not the "
@@ -264,7 +265,7 @@ def one_seed_for_all(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^4 of 16 samples twice, 4 never$"},
     right="^0 of 16 samples twice, 0 never$",
-    symptom="some samples come on two ranks, others never, without an error",
+    symptom="some samples are read by two ranks, others by none, without an error",
     did="seeded the sampler by rank or by time, such as `DistributedSampler(data, seed=seed + rank)`",
     cause="each rank cuts its part out of another order",
     cure="one seed for all samplers; seeds by rank for dropout and augmentation alone "
@@ -344,7 +345,7 @@ def optimizer_before_sharding(rank: int, cured: bool) -> str:
     right="^1 all-reduces$",
     symptom="right numbers, but accumulation is as slow as no accumulation",
     did="accumulated 8 micro-batches without `no_sync()`",
-    cause="right numbers, but DDP all-reduces after each of them",
+    cause="DDP all-reduces after each of them",
     cure="`no_sync()` for all but the last",
     lesson="08",
 )
@@ -423,8 +424,8 @@ class SumOfRanks(torch.autograd.Function):
     right="^gradient 1.0$",
     symptom="gradients of a row-parallel layer are N times too large",
     did="used a functional all-reduce in tensor parallelism by hand, where all ranks compute one loss",
-    cause="its backward adds up N equal gradients; there the backward is the identity",
-    cure="an autograd function whose backward passes the gradient on, or DTensor",
+    cause="its backward pass adds up N equal gradients; it should be the identity there",
+    cure="an autograd function that returns the gradient unchanged, or DTensor",
     lesson="17",
 )
 def all_reduce_before_one_loss(rank: int, cured: bool) -> str:
@@ -442,7 +443,7 @@ def all_reduce_before_one_loss(rank: int, cured: bool) -> str:
     "depends on N",
     did="clipped gradients before they were averaged",
     cause="each rank clips by its own norm: the mean is that of other vectors",
-    cure="average first, clip then",
+    cure="average first, then clip",
     lesson="10",
 )
 def clipped_before_averaged(rank: int, cured: bool) -> str:
