@@ -197,6 +197,17 @@ def test_a_hang_is_ended_and_told(tmp_path: Path):
     wait_until(lambda: not processes_with(mark), "no process is left")
 
 
+@LINUX
+@pytest.mark.slow
+def test_a_job_in_which_no_rank_gets_on_is_ended(tmp_path: Path):
+    waits = SKIPS.replace("while True:\n            pass", "import time\n        time.sleep(600)")
+    done, out = replayed(tmp_path, waits, "--stuck=4")
+    assert done.returncode == ENDED, done.stdout
+    text = out.read_text(encoding="utf-8")
+    assert "ended after 4 s in which no rank got on" in text
+    assert "rank 0 waits in all_reduce, collective 2 of its group, for rank 1" in data_in(text)["notes"]
+
+
 DIES = (
     START
     + """
