@@ -148,8 +148,8 @@ def unknown_interface(rank: int, cured: bool) -> str:
     "resolve, or let torchrun announce one",
     cause="the name does not resolve (a pod's is known to itself alone); rank 0 has failed, or has not "
     "started; it has another MASTER_PORT; a firewall",
-    cure="`getent hosts HOST` and `nc -zv HOST PORT` on the machine of the rank that says it; rank 0's log; the numeric "
-    "address of rank 0's machine, `torchrun --local-addr=ADDRESS`",
+    cure="`getent hosts HOST` and `nc -zv HOST PORT` on the machine of the rank that says it; rank 0's log; "
+    "the numeric address of rank 0's machine, `torchrun --local-addr=ADDRESS`",
     lesson="02",
     forms_group=False,
 )
