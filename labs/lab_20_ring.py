@@ -170,7 +170,7 @@ class Shift:
 
 
 def travelling(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
-    """In each step: whose keys and values a rank has, and the tensors themselves. They leave before the rank uses them."""
+    """In each step: whose keys and values a rank has, and these tensors. They leave before it uses them."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for step in range(ranks):
         shift = Shift(kv, group) if step < ranks - 1 else None
