@@ -171,5 +171,13 @@ def test_what_the_page_of_strategies_says_at_real_size():
         for name in ("TP 8, 4", "CP 8, 8")
     )
     page = (ROOT / "notebooks" / "strategies.md").read_text(encoding="utf-8")
+    fsdp, *others = (
+        [real_size_seconds(ROWS_AT_REAL_SIZE[name], network) for network in both]
+        for name in ("FSDP 64", "FSDP 8 x TP 8 + SP", "FSDP 8 x CP 8, gather", "FSDP 8 x PP 8")
+    )
+    fast = [times[0] / fsdp[0] for times in others]
+    slow = [times[1] / fsdp[1] for times in others]
+    assert f"take {min(fast):.1f} to {max(fast):.1f} times as long as FSDP at 400 Gb/s" in page
+    assert 5.6 < min(slow[:2]) < max(slow[:2]) < 6 and f"PP {slow[2]:.1f}." in page
     told = "With 8 sequences at a time CP 8 takes {:.2f} and {:.2f} s, with 4 TP 8 takes {:.2f} and {:.2f}"
     assert told.format(*cp, *tp) in page
