@@ -130,7 +130,7 @@ class Zero1(torch.optim.Optimizer):
             shard.grad = mean[own]
 
     def changed(self) -> bool:
-        """Whether the gradients are others than those that ``average`` has averaged."""
+        """Whether the gradients have changed since ``average`` took them."""
         replaced = any(p.grad is not place for p, place in zip(self.params, self.gradients, strict=True))
         return replaced or self.gradient._version != self.averaged
 
