@@ -33,7 +33,10 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Jobs:
-    """Which ranks do what, and their groups. The wire joins the first trainer and all generators."""
+    """Which ranks do what, and their groups. The wire joins the first trainer and all generators.
+
+    ``move_whole`` broadcasts over the wire, ``move_slices`` sends in ``everyone``.
+    """
 
     trainers: list[int]
     generators: list[int]
@@ -52,7 +55,7 @@ def divide_jobs() -> Jobs:
     return Jobs(
         trainers,
         generators,
-        training=dist.new_group(trainers, timeout=timedelta(seconds=2 * CALL_S)),  # it waits for answers
+        training=dist.new_group(trainers, timeout=timedelta(seconds=2 * CALL_S)),  # trainers wait for answers
         generating=dist.new_group(generators),
         wire=dist.new_group(trainers[:1] + generators, timeout=moving),
         everyone=dist.new_group(timeout=moving),
