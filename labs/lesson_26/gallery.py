@@ -52,7 +52,8 @@ FIRST = {
     "nodes, until `RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of "
     "`a_rank_does_not_come` among the [errors](#an-error-or-an-exit-code). If none gets out of "
     "`init_process_group`, see there, and `unknown_host`.",
-    ERROR: "The first error counts, torchrun's *Root Cause*: those of the other ranks are echoes. "
+    ERROR: "The first error that is not an echo counts: an echo says only that another rank has gone or is late. "
+    "torchrun's *Root Cause* is the first failure that it observed. "
     "`exitcode: -N` is signal N, which `kill -l N` names: with -15 torchrun ends the ranks that are left.",
     WRONG: "[Weights drift apart](#weights-drift-apart) · "
     "[Loss, metrics, gradients](#loss-metrics-gradients) · [Data](#data) · "
