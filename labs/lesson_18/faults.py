@@ -80,6 +80,12 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="18_faults",
+        old="    ours.load_state_dict(saved[0])\n",
+        new="",
+        told="Zero1: ranks that have moments of another rank",
+    ),
+    Fault(
+        lab="18_faults",
         old='{"overlap_with_ddp": True}',
         new='{"overlap_with_ddp": False}',
         told="overlap_with_ddp=True alone has moved",

@@ -1,4 +1,4 @@
-"""Three ways to get it wrong: half a state is saved, it was not gathered, nothing is stepped.
+"""Ways to get it wrong: half a state is saved, or another rank's is loaded; not gathered; nothing is stepped.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_faults.py
 """
@@ -6,6 +6,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_fault
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,9 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shared.runtime.errors import CourseError, ParityError
 from shared.runtime.group import Group, process_group
-from shared.runtime.report import print_on_rank_0
+from shared.runtime.report import gather_on_rank_0, print_on_rank_0
 from shared.runtime.run import run
 from shared.training.parity import assert_all_equal, parameters
+
+from lab_18_zero_1 import Zero1
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,23 @@ def resumed(save_whole: bool, group: Group, cfg: Config) -> tuple[int, str]:
         return count, str(error).split(" by ")[0]
 
 
+def of_rank_0(group: Group, cfg: Config) -> None:
+    """Each rank's ``Zero1`` loads rank 0's part: its shards have the same numbers, so nothing complains."""
+    net = build_model(group, cfg)
+    ours = Zero1(net.parameters(), partial(torch.optim.Adam, lr=0.05))
+    train(net, ours, cfg.steps, group)
+    own = ours.state[ours.shards[0]]["exp_avg"].clone()
+    saved = [ours.state_dict()]
+    dist.broadcast_object_list(saved, src=0)
+    ours.load_state_dict(saved[0])
+    foreign = not torch.equal(ours.state[ours.shards[0]]["exp_avg"], own)
+    found = gather_on_rank_0(foreign)
+    if group.rank == 0:
+        if found != [rank > 0 for rank in range(group.world_size)]:
+            raise CourseError(f"Zero1: ranks that have moments of another rank: {found}")
+        print(f"Zero1 loads rank 0's own state: {sum(found)} of {len(found)} ranks have moments of another rank")
+
+
 def not_gathered(group: Group, cfg: Config) -> None:
     """Without ``consolidate_state_dict`` torch's class refuses; later it returns what it gathered last."""
     ddp, optimizer = build(group, cfg)
@@ -122,6 +142,7 @@ def main(cfg: Config) -> None:
             print_on_rank_0(f"{how}: {count} of {2 * cfg.layers} parameters; {outcome}")
             if (outcome == "equal to the unbroken run") != (save_whole or group.world_size == 1):
                 raise CourseError(f"{how}: {outcome}, which is not what this lab shows")
+        of_rank_0(group, cfg)
         not_gathered(group, cfg)
         overlap_alone(group, cfg)
 

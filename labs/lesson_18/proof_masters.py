@@ -34,8 +34,10 @@ class Config:
 class WithMasters(Zero1):
     """ZeRO-1 for parameters in bfloat16: the optimizer steps masters, this rank's part in float32.
 
-    Gradients are added up over the ranks in float32: bfloat16 keeps 8 bits of a sum. The masters are in the
-    ``state_dict()``. Load a model before you build this, or load the optimizer's state after the model.
+    Gradients are added up over the ranks in float32: bfloat16 keeps 8 bits of a sum. For that, each step
+    copies the whole gradient, 4 bytes per parameter. Several backward passes in a step add up in bfloat16.
+    The masters are in the ``state_dict()``. Load a model before you build this, or load the optimizer's
+    state after the model.
     """
 
     def __init__(self, params: Iterable, build: Callable, group: dist.ProcessGroup | None = None):
