@@ -102,7 +102,8 @@ def average_of_shards(rank: int, cured: bool) -> tuple[int, ...]:
     WRONG,
     says={0: "^moved by 0.000$"},
     right="^moved by 0.010$",
-    symptom="the loss stops falling earlier than in float32; under FSDP2 weights do not move by small steps",
+    symptom="late in training the loss levels off higher than in float32; "
+    "under FSDP2 weights do not move by small steps",
     did="loaded the model in bfloat16 (bf16), and trusted `MixedPrecisionPolicy` for the rest",
     cause="the policy casts for the computation alone; parameters and AdamW's state keep their type",
     cure="float32 parameters before `fully_shard`; assert it before the optimizer is made",
