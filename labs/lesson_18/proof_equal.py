@@ -127,8 +127,8 @@ def train_fsdp(group: Group) -> None:
         if sum(here for here, _ in parts) != whole or sum(state for _, state in parts) != 2 * whole:
             raise CourseError(f"FSDP2: the ranks keep {parts} of {whole:,} bytes")
         told = ", ".join(f"{here:,} + {state:,}" for here, state in parts)
-        print(f"FSDP2 on the model of lab_18_torch.py, same losses: gradients + state, by rank, of {whole:,} + {2 * whole:,} bytes:")
-        print(f"    {told}")
+        print("FSDP2 on the model of lab_18_torch.py, same losses; gradients + state, by rank,")
+        print(f"    of {whole:,} + {2 * whole:,} bytes: {told}")
 
 
 def main(cfg: Config) -> None:

@@ -1,4 +1,4 @@
-"""Ways to get it wrong: half a state is saved, or another rank's is loaded; not gathered; nothing is stepped.
+"""Four mistakes: half a state is saved, another rank's is loaded, it was not gathered, nothing is stepped.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_18/proof_faults.py
 """
@@ -95,7 +95,9 @@ def of_rank_0(group: Group, cfg: Config) -> None:
     if group.rank == 0:
         if found != [rank > 0 for rank in range(group.world_size)]:
             raise CourseError(f"Zero1: ranks that have moments of another rank: {found}")
-        print(f"Zero1 loads rank 0's own state: {sum(found)} of {len(found)} ranks have moments of another rank")
+        print(
+            f"rank 0's own state, in Zero1: {sum(found)} of {len(found)} ranks have moments of another rank"
+        )
 
 
 def not_gathered(group: Group, cfg: Config) -> None:
