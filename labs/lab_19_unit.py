@@ -87,7 +87,7 @@ class Unit:
             raise RuntimeError("after backward a unit is still whole: it did not use all of its parameters")
 
     def after_gradient(self, p: nn.Parameter) -> None:
-        if all(p.grad is not None for p in self.params):
+        if all(param.grad is not None for param in self.params):
             self.reshard()
             self.reduce_gradients()
 

@@ -102,7 +102,7 @@ def block_backward(
 
 
 def blocks(queries: list[int], keys: list[int], width: int) -> list[tuple[slice, slice, bool]]:
-    """The blocks that are to be computed: (where in the queries, where in the keys, on the diagonal).
+    """The blocks to compute: (where in the queries, where in the keys, on the diagonal).
 
     ``queries`` and ``keys`` are numbers of chunks of ``width`` positions. Keys of a later chunk are left out.
     """
