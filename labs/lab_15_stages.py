@@ -23,7 +23,7 @@ def build(width: int = WIDTH) -> nn.Sequential:
 
 
 def fill(blocks: nn.Sequential, first: int) -> None:
-    """Draw the parameters of some blocks, of which ``first`` is the number of the first.
+    """Initialize these blocks; the first has number ``first``.
 
     Each block has a seed of its own, so that its values do not depend on who holds the others.
     """

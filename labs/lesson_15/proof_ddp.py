@@ -84,7 +84,8 @@ def main(cfg: Config) -> None:
         assert_all_equal("gradient", gradients(ddp), gradients(alone), cfg.tolerance)
         assert_all_equal("parameter", parameters(ddp), parameters(alone), cfg.tolerance)
         assert_same_on_every_rank(f"step {step}", parameters(ddp))
-    print_on_rank_0(f"DDP over two devices equals one process after each of {cfg.steps} steps")
+    where = " and ".join(str(device) for device in devices)
+    print_on_rank_0(f"DDP over two devices, {where}: equals one process after each of {cfg.steps} steps")
     dist.barrier()
     dist.destroy_process_group()
 
