@@ -20,11 +20,10 @@ else:
 # x is a whole tensor, contiguous and of one shape on every rank. A piece is 1 / n of its rows, for n ranks.
 
 
-def length_of_piece(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> int:
+def check_divides(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
     n = dist.get_world_size(group)
-    assert x.dim() > 0, "a single number has no pieces: pass x[None]"
-    assert len(x) % n == 0, f"{len(x)} rows do not divide into {n} equal pieces"
-    return len(x) // n
+    if x.dim() == 0 or len(x) % n > 0:
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} does not divide into {n} equal pieces")
 
 
 def broadcast(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -35,7 +34,8 @@ def broadcast(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.
 
 def scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of the first rank's x. Elsewhere only the shape and dtype of x are used."""
-    pieces = list(x.split(length_of_piece(x, group)))
+    check_divides(x, group)
+    pieces = list(x.chunk(dist.get_world_size(group)))
     piece = torch.empty_like(pieces[0])
     if dist.get_rank(group) == 0:
         dist.scatter(piece, pieces, group_src=0, group=group)
@@ -63,14 +63,14 @@ def all_gather(piece: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 def all_to_all(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of every rank's x."""
-    length_of_piece(x, group)  # only for its check
+    check_divides(x, group)
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x, group=group)
     return received
 
 
 def reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor | None:
-    """The sum, on the first rank; None elsewhere: x is undefined there."""
+    """The sum, on the first rank; None elsewhere. It overwrites x, which is undefined elsewhere."""
     dist.reduce(x, group_dst=0, group=group)
     return x if dist.get_rank(group) == 0 else None
 
@@ -83,7 +83,8 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """On rank r piece r of the sum."""
-    piece = x.new_empty(length_of_piece(x, group), *x.shape[1:])
+    check_divides(x, group)
+    piece = x.new_empty(len(x) // dist.get_world_size(group), *x.shape[1:])
     reduce_scatter_single(piece, x, group=group)
     return piece
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 def mean_of_all(read: Callable[[Sequence[int]], torch.Tensor], items: int) -> torch.Tensor:
     """Return the mean of items 0 .. items - 1, the same on every rank.
 
-    Each rank runs this function, and the group is there already. ``read`` takes the numbers of some items
+    Each rank runs this function, and the group is there already. ``read`` takes the indices of some items
     and returns their values, float64 (n,). All ranks together read each item exactly once, and their
     shares differ by at most one. There may be fewer items than ranks.
     """

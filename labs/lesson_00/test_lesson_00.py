@@ -11,7 +11,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from rank_tools.doctor.ranks import Rank
+from rank_tools.doctor.ending import lines_of
+from rank_tools.doctor.ranks import Call, Place, Rank
 from shared.runtime.children import is_running
 from shared.tools import diffs
 from tests.helpers import LESSON_PATHS, ROOT
@@ -153,6 +154,34 @@ def test_the_lesson_finds_the_last_line_of_a_traceback_of_any_rank(error: str, t
 @pytest.mark.parametrize("error", CAUSES)
 def test_a_cause_is_no_echo(error: str):
     assert not rank_with(error).is_echo
+
+
+CLOSED, TIMED_OUT = ECHOES[:2]
+
+
+@pytest.mark.parametrize(
+    ("error", "end", "told"),
+    [
+        (CLOSED, {"state": "gone", "code": -9}, "Rank 1 was the first: its process was ended by SIGKILL"),
+        (CLOSED, {"state": "ended", "code": 0}, "Rank 1 was the first: it has come to the end"),
+        (TIMED_OUT, {"state": "gone", "code": -15}, "Rank 1 is missing in all_reduce"),
+    ],
+)
+def test_if_every_error_is_an_echo_the_doctor_suspects_the_rank_that_printed_none(
+    error: str, end: dict, told: str
+):
+    """Rank 0 waits in call 2. torchrun ends a rank that is stuck, so -15 after a time-out clears nobody."""
+    here = Place("train.py", 9, "main", "dist.all_reduce(x)")
+    first, second = (
+        Call(number, "0", "default_pg", number, False, "all_reduce", "Float[4]", number == 1, here)
+        for number in (1, 2)
+    )
+    waits = Rank(0, 1, 2, "failed", here, calls=[first, second], error=error, died=0)
+    silent = Rank(1, 2, 2, place=Place("train.py", 8, "main", "load()"), calls=[first], died=1, **end)
+    said = "\n".join(lines_of({0: waits, 1: silent}, [], 2, 1))
+    assert told in said
+    assert ("Rank 1 is elsewhere: train.py:8" in said) == (end["code"] == -15)
+    assert "After a time-out it may be the very rank" in cell_with("| In the error |")
 
 
 @pytest.mark.slow
