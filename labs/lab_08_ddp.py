@@ -46,6 +46,7 @@ def make_loader(data: Dataset) -> DataLoader:
     Raises ``ValueError`` if that is not enough for a step.
     """
     sampler = DistributedSampler(data, shuffle=True, drop_last=True)
+    # On GPUs, add num_workers=4 and pin_memory=True.
     loader = DataLoader(data, MICRO_BATCH, sampler=sampler, drop_last=True)
     if not 0 < MICRO_BATCHES <= len(loader):
         raise ValueError(f"a rank has {len(loader)} micro-batches, but a step needs {MICRO_BATCHES}")
