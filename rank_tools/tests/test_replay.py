@@ -64,6 +64,16 @@ def test_a_collective_ends_after_the_last_call_of_it(tmp_path: Path):
     assert all(one.ended.row > max(begun) for one in ends)
 
 
+def test_a_receive_from_any_rank_gets_its_sender(tmp_path: Path):
+    receives = [call(1, "recv_any_source_", 1.0), event("end", 3.0, 1, ["[1, 2]"], 1)]
+    receives += [call(2, "recv_any_source_", 4.0), event("wait", 5.0, 2)]
+    replay = read(written(tmp_path, receives, [call(1, "send", 900.0, peer=0), event("end", 902.0, 1, [])]))
+    assert [[one.rank for one in calls] for calls in replay.together] == [[0, 1], [0]]
+    assert replay.calls[0].ended.row > replay.calls[2].begun.row
+    say_who_waits(replay)
+    assert "rank 0 waits in recv from any rank, number 2, for its end" in replay.notes
+
+
 def test_calls_that_were_matched_wrongly_do_not_stop_the_page(tmp_path: Path):
     one = [call(1, "recv_", 1.0, peer=1), event("end", 2.0, 1, []), call(2, "send", 3.0, peer=1)]
     other = [call(1, "recv_", 1.0, peer=0), event("end", 2.0, 1, []), call(2, "send", 3.0, peer=0)]
@@ -258,6 +268,27 @@ def test_no_rank_no_page(tmp_path: Path):
     assert done.returncode == BAD_INPUT
     assert "no page: no rank ran a line of a script" in done.stdout
     assert not out.exists()
+
+
+@LINUX
+@pytest.mark.slow
+def test_what_a_rank_runs_for_another_is_seen(tmp_path: Path):
+    script = START + "import torch.distributed.rpc as rpc\ndef asked(x):\n    y = x + 1\n    return y\n"
+    script += "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
+    script += "if rank == 0:\n    print([rpc.rpc_sync('worker1', asked, args=(i,)) for i in range(2)])\n"
+    done, out = replayed(tmp_path, script + "rpc.shutdown()\n" + END)
+    assert "[1, 2]" in done.stdout
+    lanes = data_in(out.read_text(encoding="utf-8"))["lanes"]
+    lines = [event[4] for lane in lanes if lane["rank"] == 1 and lane["thread"] for event in lane["events"]]
+    assert lines == [6, 7] * 2
+
+
+def test_no_page_of_processes_that_got_no_rank(tmp_path: Path):
+    lines = [event("file", 1.0, 0, "train.py"), event("line", 2.0, 1, 0, 3, "<module>", {}, 0)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "events-100.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="no rank ran a line after init_process_group"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(

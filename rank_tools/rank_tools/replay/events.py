@@ -174,7 +174,8 @@ def read(folder: Path) -> Replay:
             earlier += process.rank in newest
             newest[process.rank] = process
     if not newest:
-        raise ValueError("no rank ran a line of a script")
+        ran = any(event[0] == "line" for process in processes for event in process.events)
+        raise ValueError(f"no rank ran {'a line after init_process_group' if ran else 'a line of a script'}")
     notes = [f"{earlier} earlier attempts of ranks are left out"] if earlier else []
     if any(process.last_case for process in newest.values()):
         notes = keep_failing_case(folder, newest)
@@ -251,6 +252,9 @@ class RankReader:
                 call.waited = event
             else:
                 call.ended, call.after = event, data[1]
+                if data[2:]:  # the sender, where any would do: a rank of the group
+                    call.peer = call.members[data[2]]
+                    self.count(call)
 
     def add(self, kind: str, seconds: float, thread: int, data: list) -> Event:
         if thread not in self.lanes:
@@ -270,10 +274,13 @@ class RankReader:
         call = Call(
             self.rank, number, operation, group, tuple(members), peer, tag, size, shapes, before, begun
         )
-        call.position = self.counts[call.key]
-        self.counts[call.key] += 1
+        self.count(call)
         self.calls[number] = call
         self.replay.calls.append(call)
+
+    def count(self, call: Call) -> None:
+        call.position = self.counts[call.key]
+        self.counts[call.key] += 1
 
 
 def is_definition(path: str, number: int) -> bool:
@@ -404,7 +411,8 @@ def spans(replay: Replay) -> list[Span]:
 def described(call: Call) -> str:
     if call.is_message:
         way = "to" if call.operation in SENDS else "from"
-        return f"{call.name} {way} rank {call.peer}, number {call.position + 1}"
+        whom = "any rank" if call.peer is None else f"rank {call.peer}"
+        return f"{call.name} {way} {whom}, number {call.position + 1}"
     return f"{call.name}, collective {call.position + 1} of its group"
 
 

@@ -48,6 +48,7 @@ class Recorder:
         self.limit = limit
         self.only = os.environ.get(ONLY)
         self.has_rank = False
+        self.sees_rpc = False
         self.begin()
 
     def begin_in_fork(self) -> None:
@@ -67,7 +68,7 @@ class Recorder:
         self.frame_number = 0
         self.last_line: tuple = ()
         self.texts: dict[int, tuple] = {}  # {id of a tensor: (weak reference, version, text)}
-        self.calls: dict[int, tuple] = {}  # {id of a Work: (number, tensors, those in flight, the Work)}
+        self.calls: dict[int, tuple] = {}  # {id of a Work: (number, tensors, in flight, is from any, Work)}
         self.call_number = 0
         self.inner: list[tuple] = []  # calls of DDP, for instance: it waits in C++, before the next line
         self.in_flight: dict[int, int] = {}  # {address of a storage: calls that may write to it now}
@@ -138,6 +139,10 @@ class Recorder:
         """Once there is a process group: see the calls that this thread makes."""
         if getattr(self.own, "mode", None) is not None:
             return
+        rpc = sys.modules.get("torch.distributed.rpc.internal")
+        if not self.sees_rpc and hasattr(rpc, "_run_function"):
+            self.sees_rpc = True
+            wrap_rpc(rpc, self)
         dist: Any = sys.modules.get("torch.distributed")
         is_initialized = getattr(dist, "is_initialized", None)
         if self.limit == 0 or is_initialized is None or not is_initialized():
@@ -148,6 +153,12 @@ class Recorder:
             wrap_wait(sys.modules["torch"]._C._distributed_c10d.Work, self)
         self.own.mode = mode_of(self)
         self.own.mode.__enter__()
+
+    def leave_this_thread(self) -> None:
+        mode = getattr(self.own, "mode", None)
+        if mode is not None:
+            self.own.mode = None
+            mode.__exit__(None, None, None)
 
     def begin_call(self, func, given: dict) -> tuple[int, list]:
         """Note a call of a process group before it begins. Returns its number and its tensors."""
@@ -179,7 +190,7 @@ class Recorder:
                 work = torch._C._distributed_c10d.Work.unbox(item)
                 written = [] if operation in SENDS else tensors
                 self.count_flight(written, 1)
-                self.calls[id(work)] = (number, tensors, written, work)
+                self.calls[id(work)] = (number, tensors, written, operation == "recv_any_source_", work)
                 if len(self.calls) > MOST_OPEN:
                     oldest = next(iter(self.calls))
                     self.count_flight(self.calls.pop(oldest)[2], -1)
@@ -191,11 +202,11 @@ class Recorder:
             if self.in_flight[address] <= 0:
                 del self.in_flight[address]
 
-    def ended(self, number: int, tensors: list) -> None:
+    def ended(self, number: int, tensors: list, *source: int) -> None:
         self.texts.clear()  # a communication changes tensors without a new version
         for tensor in tensors:
             self.unwritten.pop(id(tensor), None)
-        self.write("end", number, [self.text_of(tensor) for tensor in tensors])
+        self.write("end", number, [self.text_of(tensor) for tensor in tensors], *source)
 
     def text_of(self, value: object) -> str | None:
         """What the page shows of a value; None for what it does not show."""
@@ -399,16 +410,30 @@ def wrap_wait(work_class, recorder: Recorder) -> None:
     real = work_class.wait
 
     def wait(self, *args, **kwargs):
-        number, tensors, written, _ = recorder.calls.pop(id(self), (None, [], [], None))
+        number, tensors, written, is_from_any, _ = recorder.calls.pop(id(self), (None, [], [], False, None))
         if number is None:
             return real(self, *args, **kwargs)
         recorder.write("wait", number)
         result = real(self, *args, **kwargs)
         recorder.count_flight(written, -1)
-        recorder.ended(number, tensors)
+        recorder.ended(number, tensors, *([self._source_rank()] if is_from_any else []))
         return result
 
     work_class.wait = wait
+
+
+def wrap_rpc(internal, recorder: Recorder) -> None:
+    """What runs for another rank runs in a thread of C++, which is new to Python each time."""
+    real = internal._run_function
+
+    def run(*args):
+        sys.settrace(threading.gettrace())
+        try:
+            return real(*args)
+        finally:
+            recorder.leave_this_thread()
+
+    internal._run_function = run
 
 
 class Heard:
