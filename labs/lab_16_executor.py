@@ -50,8 +50,9 @@ class Pipeline:
         timeout: for a message that does not come; torch's default is 30 minutes.
 
     Sends do not block, because neighbours send to each other at the same time. What is sent stays in memory
-    until it has arrived, so at most as many gradients are under way as there are ranks. A list in which they
-    are received in another order than sent can hang. All ranks must build a pipeline, and step, together.
+    until it has arrived, so a send waits for the oldest gradient once more of them are on their way than
+    there are ranks. A list that receives gradients in another order than they were sent can hang. All ranks
+    must build a pipeline, and step, together.
 
     With nccl, build the groups with ``backend="nccl-lazy"``. The two suffice for one stage per rank. For a V,
     or a loop on two ranks, take a group for each ordered pair of ranks.

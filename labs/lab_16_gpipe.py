@@ -81,7 +81,7 @@ def gpipe(stage: nn.Module, inputs: Sequence[torch.Tensor], labels: Sequence[tor
 
 
 def assert_as_one_process(stages: dict[range, nn.Module], loss: torch.Tensor) -> None:
-    """Compare with one process and the whole batch at once. ``loss`` is 0 but on one rank. Collective."""
+    """Compare with one process and the whole batch at once. ``loss`` is 0 except on one rank. Collective."""
     dist.all_reduce(loss)
     x, labels = batch(loss.device)
     whole = layers(range(LAYERS)).to(loss.device)

@@ -1,4 +1,4 @@
-"""A pipeline as one types it at work: torch's schedules, with one stage on each rank and with two.
+"""A pipeline as you would write it at work: torch's schedules, with one stage on each rank and with two.
 
 Run it:      torchrun --standalone --nproc-per-node=4 labs/lab_16_torch.py
 Written by:  notebooks/16_pipeline_parallel.ipynb (edit it there)
@@ -50,7 +50,8 @@ def run(
     last = len(models) * dist.get_world_size() - 1
     target = {"target": labels, "losses": losses} if last in models else {}
     call = schedule.step if train else schedule.eval  # a pipelined model cannot be called: eval() forwards
-    call(*inputs, **target, return_outputs=False)  # else the logits of all micro-batches would be kept
+    with torch.set_grad_enabled(train):  # eval() leaves gradients on
+        call(*inputs, **target, return_outputs=False)  # else the logits of all micro-batches would be kept
     return sum(losses, torch.zeros((), dtype=x.dtype, device=x.device)).detach()
 
 

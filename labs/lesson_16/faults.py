@@ -69,6 +69,13 @@ FAULTS: list[Fault] = [
         told="with return_outputs=False no output should have been kept",
     ),
     Fault(
+        lab="16_torch",
+        old="with torch.set_grad_enabled(train):",
+        new="with torch.set_grad_enabled(True):",
+        told="eval keeps (outputs, graphs):",
+        run="16_equal",
+    ),
+    Fault(
         lab="16_schedules",
         old="[] if first or trainer.tied.weight is None else [trainer.tied.weight]",
         new="[]",

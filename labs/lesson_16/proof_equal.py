@@ -4,6 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_16/proof_equal
 """
 
 import math
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -130,6 +131,36 @@ def check_outputs(group: Group, cfg: Config) -> None:
         raise CourseError("with return_outputs=False no output should have been kept")
 
 
+def check_validation(group: Group, cfg: Config) -> None:
+    """``eval`` builds the graph of every micro-batch; with gradients off, as in the lab, of none."""
+    micro_batches = 2 * group.world_size
+    x, y = batch(micro_batches * cfg.rows, group, cfg)
+    outputs: list[weakref.ref] = []
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        outputs.append(weakref.ref(output))
+        return mean_of_squares(output, target)
+
+    def kept() -> tuple[int, int]:
+        alive = [output() for output in outputs if output() is not None]
+        outputs.clear()
+        return len(alive), sum(output.requires_grad for output in alive)
+
+    model = build(group, cfg)
+    schedule = Schedule1F1B(stage_of(model, group), micro_batches, loss_fn=loss)
+    inputs = (x,) if group.rank == 0 else ()
+    last = group.rank == group.world_size - 1
+    schedule.eval(*inputs, **({"target": y} if last else {}), return_outputs=False)
+    by_itself = kept()
+    step_of_torch(schedule, {group.rank: model}, x, y, train=False)
+    in_the_lab = kept()
+    everyones = gather_on_rank_0({"eval": by_itself, "eval without gradients": in_the_lab})
+    for name, (number, graphs) in (everyones or [{}])[-1].items():
+        print(f"{name}: the last rank keeps {number} outputs, {graphs} with their graph")
+    if last and (by_itself, in_the_lab) != ((micro_batches, micro_batches), (micro_batches, 0)):
+        raise CourseError(f"eval keeps (outputs, graphs): {by_itself}, without gradients {in_the_lab}")
+
+
 def compare(name: str, group: Group, cfg: Config) -> None:
     """Gradients and messages of torch's schedule and of ours, on the same stage."""
     micro_batches = 2 * group.world_size
@@ -215,6 +246,7 @@ def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         check_clipping(group, cfg)
         check_outputs(group, cfg)
+        check_validation(group, cfg)
         for name in SCHEDULES:
             compare(name, group, cfg)
         tell_refusals(group, cfg)

@@ -42,7 +42,7 @@ class Config:
 
 
 class TiedWeight:
-    """Keeps the embedding of the first and of the last stage one weight, wherever the two lie."""
+    """Keeps the embedding of the first and of the last stage one weight, on whichever ranks the two are."""
 
     def __init__(self, stages: dict[int, nn.Module], owner: list[int]) -> None:
         self.source = owner[0]
