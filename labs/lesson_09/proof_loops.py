@@ -41,7 +41,8 @@ def main(cfg: Config) -> None:
             if found != expected:
                 raise CourseError(f"{name}: {found}, expected {expected}; torch's DDP {of_torch}")
             if name in cfg.differs:
-                print_on_rank_0(f"{name}: {found}, with torch's DDP {of_torch}")
+                calls, verdict = of_torch.split(", ")
+                print_on_rank_0(f"{name}: ours: {found}; torch's DDP: {calls} all-reduce, {verdict}")
             else:
                 as_torch.append(name)
         print_on_rank_0(f"{len(as_torch)} shapes of loops: the same all-reduces and gradients as torch's DDP")

@@ -161,7 +161,6 @@ def main(cfg: Config) -> None:
         rows = sweep(cfg, group)
         best = min(rows, key=lambda row: row["predicted"])
         assert best["size"] not in (1, cfg.layers), best
-        print_on_rank_0(f"by the model, buckets of {best['size']} layers are best: {best['predicted']:.4f} s")
         lines = {way: asdict(line) for way, line in timelines.items()}
         record_results("09_paced", {"timelines": lines, "sweep": rows, "layer_bytes": cfg.width**2 * 4})
 
