@@ -12,8 +12,8 @@ def forward_backward(
 ) -> torch.Tensor:
     """Fill the gradients of this rank's stage. Returns the loss on the last rank, 0 elsewhere.
 
-    Each block of this model reads two tensors: ``x``, the previous block's output, and ``x0``, the embedding's
-    output. So both go from rank to rank, and a gradient of each comes back.
+    Each block of this model reads two tensors: ``x``, the previous block's output, and ``x0``, the output of
+    the embedding. So both go from rank to rank, and a gradient of each comes back.
 
     Args:
         stage: this rank's part of the model, ``y, x0 = stage(x, x0)``. It returns ``x0`` as it came. The

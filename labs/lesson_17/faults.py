@@ -59,6 +59,12 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="17_plans",
+        old="p.grad = p.grad.redistribute(",
+        new="p.grad.redistribute(",
+        told="gradients summed once: (10, 30) all-reduces",
+    ),
+    Fault(
+        lab="17_plans",
         old="heads //= mesh.size()",
         new="heads //= 1",
         told="TP, step 0: loss: differs",
@@ -121,6 +127,12 @@ FAULTS: list[Fault] = [
         old="model, _ = with_a_typo(here, [layer])",
         new='model, _ = with_a_typo(here, ["up", "down"])',
         told="the first forward pass raises: never' is not what",
+    ),
+    Fault(
+        lab="17_faults",
+        old='    before = "one parameter"',
+        new='    model.head.weight = model.tokens.weight\n    before = "one parameter"',
+        told="a tied weight: 'one parameter, 0 warnings; after a step they are equal' is not what",
     ),
     Fault(
         lab="17_faults",

@@ -128,6 +128,21 @@ def a_typo_in_the_plan(here: Setting) -> str:
     return f"warns: {', '.join(warned)}; parity: equal; our check: {complaint}"
 
 
+def a_tie_that_is_not_made_again(here: Setting) -> str:
+    """One weight becomes two parameters, each with the gradient of its own use."""
+    model = here.model()
+    assert model.head.weight is model.tokens.weight
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plans.parallelize_module(model, here.mesh, plans.plan_of(sequence=False))
+    for block in model.blocks:
+        block.attention.heads //= here.group.world_size
+    before = "one parameter" if model.head.weight is model.tokens.weight else "two parameters"
+    plans.train(model, here.loss_alone, 1, here.cfg.lr)
+    apart = not torch.equal(plans.full(model.head.weight), plans.full(model.tokens.weight))
+    return f"{before}, {len(caught)} warnings; after a step {'they differ' if apart else 'they are equal'}"
+
+
 def what_the_plan_does_not_name(here: Setting) -> str:
     """Each rank has a seed of its own. A plan sends rank 0's numbers of what it splits, and no others."""
     torch.manual_seed(here.group.rank)
@@ -193,6 +208,7 @@ MISTAKES: dict[str, tuple[Callable[[Setting], str], str]] = {
     "a batch of its own for each rank": (a_batch_per_rank, "differs, beside rank 0's batch and beside all"),
     "a typo in the plan": (a_typo_in_the_plan, "mlp.up.weight is whole on each rank"),
     "a typo in one layer of two": (a_typo_in_one_layer, "the first forward pass raises: up, down"),
+    "a tied weight": (a_tie_that_is_not_made_again, "two parameters, 0 warnings; after a step they differ"),
     "what the plan does not name": (what_the_plan_does_not_name, "positions.weight: ranks 1 and up differ"),
     "a norm that it does not name, in sequence parallelism": (
         a_norm_that_the_plan_does_not_name,

@@ -186,6 +186,28 @@ def tell_gpt_calls(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         raise CourseError(f"AdamW: expected {3 * (4 * n + 2)} AR")
 
 
+def check_partial_gradients(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
+    """A norm's gradient stays a partial sum when it is clipped. Summed once, it costs the step nothing."""
+    trial = Trial(tp.gpt_config(group.world_size, cfg), group, cfg)
+    model = parallelized(trial.model(), mesh, plan_of(sequence=True))
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, foreach=False)
+    with loss_parallel():
+        trial.loss_alone(model, 0).backward()
+    nn.utils.clip_grad_norm_(model.norm.parameters(), max_norm=1e-3)
+    if not model.norm.weight.grad.placements[0].is_partial():
+        raise CourseError("clip_grad_norm_ should have left a partial sum")
+    with record() as sums:
+        for p in model.parameters():
+            if isinstance(p, DTensor) and p.grad.placements[0].is_partial():
+                p.grad = p.grad.redistribute(placements=[Replicate()])
+    with record() as step:
+        optimizer.step()
+    made = (sums.counts()["all_reduce"], step.counts()["all_reduce"])
+    print_on_rank_0(f"GPT, TP + SP, AdamW, gradients summed once: {made[0]} AR, optimizer {made[1]} AR")
+    if made != (4 * cfg.layers + 2, 0):
+        raise CourseError(f"gradients summed once: {made} all-reduces")
+
+
 def check_gated_block(mesh: DeviceMesh, group: Group) -> None:
     """The lab's gated block gathers once for the attention and once for gate and up; without that, twice."""
     n = group.world_size
@@ -215,6 +237,7 @@ def main(cfg: Config) -> None:
             "AR is an all-reduce, AG an all-gather, RS a reduce-scatter; SP is sequence parallelism"
         )
         tell_gpt_calls(mesh, group, cfg)
+        check_partial_gradients(mesh, group, cfg)
 
 
 if __name__ == "__main__":
