@@ -11,7 +11,7 @@ BLOCKS = {"8B": 218e6, "405B": 3188e6}  # parameters of a block of Llama 3
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of H100s: operations and bytes a second that large operations reach, and seconds to start.
+    """Nodes of H100s: operations and bytes a second that large operations reach, and latencies.
 
     A step of a ring takes ``hop_inside`` over NVLink and ``hop_between`` over the network. Both are constants
     of an nccl older than Hopper (NVIDIA/nccl at 01afd20, src/graph/tuning.cc, ring, protocol Simple).
@@ -47,8 +47,8 @@ def all_gather(size: float, ranks: int, near: int, machine: Machine) -> float:
     return max(inside, between)
 
 
-def start(ranks: int, near: int, machine: Machine) -> float:
-    """Seconds before the last bytes of an all-gather move: they pass through a ring of all ranks."""
+def latency(ranks: int, near: int, machine: Machine) -> float:
+    """Seconds of an all-gather, however few its bytes: the last pass every hop of a ring of all ranks."""
     nodes = nodes_of(ranks, near)
     return (ranks - nodes) * machine.hop_inside + (nodes - 1) * machine.hop_between
 
@@ -66,12 +66,12 @@ def all_to_all(size: float, ranks: int, near: int, machine: Machine) -> float:
 def of_fsdp(tokens: float, ranks: int, machine: Machine, block: float = float("inf")) -> float:
     """Seconds of communication for each second of computing, with so many tokens on a GPU at once.
 
-    ``block`` is the number of parameters that are gathered together; with many, starts do not count.
+    ``block`` is the number of parameters that are gathered together; with many, latency does not count.
     """
     near = min(ranks, machine.node)
     moved = all_gather(2 + 2 + 4, ranks, near, machine)  # a parameter, twice, and its gradient
-    starts = 3 * start(ranks, near, machine) / block
-    return (moved + starts) / (6 * tokens / machine.flops)
+    waited = 3 * latency(ranks, near, machine) / block
+    return (moved + waited) / (6 * tokens / machine.flops)
 
 
 def of_tp(width: int, block: int, tp: int, machine: Machine) -> float:
@@ -98,7 +98,7 @@ def check_with_the_book() -> None:
 def main() -> None:
     check_with_the_book()
     print("         FSDP: tokens on a GPU from which it hides            EP: width of an expert")
-    print("         by bytes             with starts, 400 Gb/s")
+    print("         by bytes             with latency, 400 Gb/s")
     print("nodes    400 Gb/s  100 Gb/s   8B's block  405B's block        400 Gb/s  100 Gb/s")
     for nodes in (1, 2, 16, 64, 256):
         ranks = nodes * H100.node

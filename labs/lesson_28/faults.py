@@ -13,9 +13,16 @@ FAULTS: list[Fault] = [
     Fault(lab="28_layouts", old="MARGIN = 1.08", new="MARGIN = 1.0", told="Gb/s: the fastest is", ranks=0),
     Fault(
         lab="28_layouts",
-        old='"100": 12.5e9',
-        new='"100": 50e9',
+        old="network=Network(card=card), stack=stack)",
+        new="network=Network(), stack=stack)",
         told="at 100 Gb/s: the fastest is FSDP, not HSDP",
+        ranks=0,
+    ),
+    Fault(
+        lab="28_layouts",
+        old='recompute == "full"',
+        new='recompute != "full"',
+        told="recompute every block, not [",
         ranks=0,
     ),
     Fault(

@@ -1,6 +1,6 @@
 """Which layout for which model on how many GPUs? The planner tries all; a table has the fastest of each kind.
 
-Tight plans, which fit by less than the error of memory, do not count.
+Tight plans, which fit by less than the error of memory, do not count. A star: it recomputes every block.
 
 Run it:      python labs/lesson_28/proof_layouts.py
 """
@@ -53,21 +53,28 @@ def kind_of(layout: Layout) -> str | None:
     return "FSDP" if layout.zero == 3 else None
 
 
-def row_of(case: Case, card: float) -> dict[str, float | str]:
-    """{kind: seconds of the fastest roomy plan, or what most layouts fail by, "-" if there is none}."""
+def row_of(case: Case, card: float) -> dict[str, float | str | list[str]]:
+    """{kind: seconds of the fastest roomy plan, or what most layouts fail by, "-" if there is none}.
+
+    ``recomputed`` has the kinds whose fastest plan recomputes every block.
+    """
     stack = stack_named("torch")
     model = model_named(case.model)
     training = Training(model, case.gpus, case.sequences, 1e12, network=Network(card=card), stack=stack)
     plans, rejected = propose(training)
-    row: dict[str, float | str] = {}
+    row: dict[str, float | str | list[str]] = {}
+    recomputed = []
     for kind in KINDS:
         of_kind = [plan for plan in plans if kind_of(plan.layout) == kind and not plan.tight]
         reasons = Counter(one.problems[0].kind for one in rejected if kind_of(one.layout) == kind)
         if of_kind:
-            row[kind] = fastest(of_kind).time.total
+            best = fastest(of_kind)
+            row[kind] = best.time.total
+            recomputed += [kind] if best.layout.recompute == "full" else []
         else:
             row[kind] = reasons.most_common(1)[0][0] if reasons else "-"
     row["take"] = taken(row)
+    row["recomputed"] = recomputed
     return row
 
 
@@ -75,7 +82,7 @@ def fastest(plans: list[Plan]) -> Plan:
     return min(plans, key=lambda plan: plan.time.total)
 
 
-def taken(row: dict[str, float | str]) -> str:
+def taken(row: dict[str, float | str | list[str]]) -> str:
     """The first kind that is as fast as the fastest, within the margin."""
     seconds = {kind: time for kind, time in row.items() if isinstance(time, float)}
     if not seconds:
@@ -107,6 +114,10 @@ def check(rows: dict[str, dict[Case, dict]]) -> None:
         for case, times in row.items():
             if isinstance(times["FSDP"], float) and case.gpus > case.sequences:
                 raise CourseError(f"{case}: FSDP runs with less than a sequence on a GPU")
+            if case.model == "70b" and case.gpus <= case.sequences:
+                others = [kind for kind in KINDS[:-1] if isinstance(times[kind], float)]
+                if times["recomputed"] != others:
+                    raise CourseError(f"{case}: {times['recomputed']} recompute every block, not {others}")
 
 
 def plan_of(dp: int, replicate: int, network: Network) -> Plan:
@@ -119,7 +130,7 @@ def plan_of(dp: int, replicate: int, network: Network) -> Plan:
 
 
 def check_single() -> None:
-    """What the lesson says of single layouts: FSDP's memory on 8 GPUs, and what the start of a ring takes.
+    """What the lesson says of single layouts: FSDP's memory on 8 GPUs, and what the latency of a ring takes.
 
     Raises:
         CourseError: it is not so.
@@ -131,10 +142,10 @@ def check_single() -> None:
     fast, slow = (Network(card=card, hop_inside=0.0, hop_between=0.0) for card in CARDS.values())
     times = [plan.time.total for plan in (plan_of(512, 1, slow), plan_of(32, 16, slow))]
     if any(f"{time:.2f}" != "1.13" for time in times):
-        raise CourseError(f"without the start of a ring FSDP and HSDP take {times} s, not both 1.13")
+        raise CourseError(f"without the latency of a ring FSDP and HSDP take {times} s, not both 1.13")
     lost = f"{plan_of(512, 1, fast).time.dp:.2f}"
     if lost != "0.10":
-        raise CourseError(f"without the start of a ring {lost} s are lost to communication, not 0.10")
+        raise CourseError(f"without the latency of a ring {lost} s are lost to communication, not 0.10")
 
 
 def line_of(case: Case, rows: dict[str, dict[Case, dict]]) -> str:
@@ -142,17 +153,23 @@ def line_of(case: Case, rows: dict[str, dict[Case, dict]]) -> str:
     line = f"{case.model:5} {case.gpus:6,} {tokens:10,}"
     for card in CARDS:
         row = rows[card][case]
-        cells = [f"{row[kind]:.2f}" if isinstance(row[kind], float) else row[kind] for kind in KINDS]
-        line += " |" + "".join(f"{cell:>7}" for cell in cells) + f"  {row['take']:6}"
-    return line
+        line += " |" + "".join(cell_of(row, kind) for kind in KINDS) + f" {row['take']:6}"
+    return line.rstrip()
+
+
+def cell_of(row: dict, kind: str) -> str:
+    told = row[kind]
+    if isinstance(told, float):
+        told = f"{told:.2f}" if told < 100 else f"{told:.1f}"
+    return f"{told:>7}{'*' if kind in row['recomputed'] else ' '}"
 
 
 def main() -> None:
     check_single()
     rows = {name: {case: row_of(case, card) for case in CASES} for name, card in CARDS.items()}
     print(f"{'':24}" + "".join(f"| seconds at {card} Gb/s a GPU{'':14}" for card in CARDS))
-    kinds = "".join(f"{kind:>7}" for kind in KINDS) + "  take  "
-    print(f"model   GPUs tokens/GPU | {kinds}| {kinds}")
+    kinds = "".join(f"{kind:>7} " for kind in KINDS)
+    print(f"model   GPUs tokens/GPU |{kinds} take   |{kinds} take")
     for case in CASES:
         print(line_of(case, rows))
     check(rows)

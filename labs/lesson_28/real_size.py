@@ -12,6 +12,7 @@ from typing import Any
 
 from rank_tools.planner import Layout, Memory, Network, gpu_named, memory_of, model_named, stack_named
 from rank_tools.planner.hardware import GIB, by_rule
+from rank_tools.planner.stack import MIXED
 from rank_tools.planner.step import most_traffic, step_time
 
 MODEL, GPUS, SEQUENCES = "8b", 64, 64
@@ -19,7 +20,7 @@ SLOW = Network(card=12.5e9)  # 100 Gb/s a GPU
 SHARDED: dict[str, Any] = {"zero": 3, "stack": stack_named("torch")}
 ROWS = {
     "DDP 64": Layout(dp=64, stack=stack_named("torch")),
-    "ZeRO-1 64": Layout(dp=64, zero=1, stack=stack_named("torch")),
+    "ZeRO-1 64, as in Megatron": Layout(dp=64, zero=1, stack=stack_named("torch", numbers=MIXED)),
     "FSDP 64": Layout(dp=64, **SHARDED),
     "FSDP 64, checkpointing": Layout(dp=64, recompute="full", **SHARDED),
     "HSDP 8 x 8 shards": Layout(dp=8, replicate=8, **SHARDED),

@@ -48,7 +48,7 @@ def spend(training: Training, most_gpus: int, dollars: float) -> tuple[int, Plan
 
     Args:
         training: all but the number of GPUs: ``replace(training, gpus=64)`` asks about 64.
-        most_gpus: so many can be had. Take 8 times a power of two.
+        most_gpus: the upper limit. Try 8, 16, 32 and so on up to it.
         dollars: of the whole training, failures included. They pay for some plan.
     """
     # solution: begin
