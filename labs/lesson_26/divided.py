@@ -168,7 +168,8 @@ def buffer_that_nobody_sends(rank: int, cured: bool) -> str:
     symptom="host memory grows with each rank while the model loads; `exitcode: -9` before the first step",
     did="built, or loaded, the whole model on each rank before FSDP divided it",
     cause="a machine then holds one copy for each of its ranks",
-    cure="rank 0 builds it, the others on `meta`; `set_model_state_dict(..., broadcast_from_rank0)` sends it",
+    cure="rank 0 builds it, the others on `meta`; `set_model_state_dict(..., options=StateDictOptions("
+    "full_state_dict=True, broadcast_from_rank0=True))` sends it",
     lesson="19",
 )
 def every_rank_builds_it(rank: int, cured: bool) -> str:
@@ -217,7 +218,8 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
     WRONG,
     says={0: "^gradient 1.0$"},
     right="^gradient 0.5$",
-    symptom="experts learn faster than the rest: their gradients are EP times too large",
+    symptom="experts' gradients are EP times too large: SGD steps too far, and clipping sees a wrong norm; "
+    "Adam hides most of it",
     did="left the experts' gradients as they are, or reduced them once more",
     cause="the all-to-all's backward has summed over the EP group, and each rank's loss is a mean",
     cure="divide them by the EP size, as DDP divides the others",

@@ -8,7 +8,7 @@ FAULTS: list[Fault] = [
             lab="26_stage",
             old="self.case, rank, self.cured",
             new="self.case, rank, True",
-            told="collective_on_rank_0: rank 0 said '8.0', expected 'Timed out waiting",
+            told="collective_on_rank_0: rank 0 said 'the sum is 8.0', expected 'Timed out waiting",
             arguments=("collective_on_rank_0",),
         ),
         Fault(

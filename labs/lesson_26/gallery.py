@@ -44,16 +44,17 @@ TITLES = {
 FIRST = {
     HANG: "First ask which call each rank is in; the three tables have this order. "
     "[`rank-doctor`](tools.md) says it of any job that it starts, "
-    "`py-spy dump --pid PID` of a process that runs, and NCCL's `ncclras` of a job on GPUs "
+    "`py-spy dump --pid PID` of a process that runs, and NCCL's RAS of a job on GPUs "
     "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). The text is the same for all hangs: "
     "after half an hour gloo says `Timed out waiting 1800000ms for recv operation to complete` or "
-    "`for send operation to complete`; after 10 minutes nccl says `Watchdog caught collective operation "
-    "timeout`. If no rank prints anything, even with `PYTHONUNBUFFERED=1`, torchrun waits for the other "
-    "nodes, until `RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of "
-    "`a_rank_does_not_come` among the [errors](#an-error-or-an-exit-code). If none gets out of "
-    "`init_process_group`, see there, and `unknown_host`.",
-    ERROR: "The first error that is not an echo counts: an echo says only that another rank has gone or is late. "
-    "torchrun's *Root Cause* is the first failure that it observed. "
+    "`for send operation to complete`; after 10 minutes nccl says `Aborting process on rank N due to "
+    "timeout`, before torch 2.15 `Watchdog caught collective operation timeout`. If no rank prints anything, "
+    "even with `PYTHONUNBUFFERED=1`, torchrun waits for the other nodes, until `RendezvousTimeoutError` "
+    "([lesson 27](27_many_machines.ipynb)) or the text of `a_rank_does_not_come` among the "
+    "[errors](#an-error-or-an-exit-code). If no rank gets out of `init_process_group`, "
+    "look at that row and at `unknown_host`.",
+    ERROR: "The first error that is not an echo counts: an echo says only that another rank has gone or is "
+    "late. torchrun's *Root Cause* is the first failure that it observed. "
     "`exitcode: -N` is signal N, which `kill -l N` names: with -15 torchrun ends the ranks that are left.",
     WRONG: "[Weights drift apart](#weights-drift-apart) · "
     "[Loss, metrics, gradients](#loss-metrics-gradients) · [Data](#data) · "

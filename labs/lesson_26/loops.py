@@ -108,8 +108,8 @@ def forward_under_no_sync(rank: int, cured: bool) -> str:
         0: "one of the variables needed for gradient computation has been modified by an inplace operation"
     },
     right="^equal gradients$",
-    did="with torch 2.11 or older: called forward twice before `backward()`, and the model has a buffer, "
-    "such as batch norm's",
+    did="with torch 2.11 or older (imitated here): called forward twice before `backward()`, and the "
+    "model has a buffer, such as batch norm's",
     cause="before each forward, DDP writes rank 0's buffers into those that the first graph still needs",
     cure="torch 2.12 or newer ([#175851](https://github.com/pytorch/pytorch/pull/175851)); else "
     "`broadcast_buffers=False`, or one forward of both batches",

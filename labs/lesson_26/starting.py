@@ -104,6 +104,8 @@ if not torch.cuda.is_available():
     ERROR,
     says={0: "The server socket has failed to listen on any local network address.*EADDRINUSE"},
     right="^listens$",
+    symptom="`DistNetworkError: The server socket has failed to listen on any local network address. port: "
+    "PORT, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use`",
     did="started a job with the port of another one, or of a leftover of the last one",
     cause="the port of the store is taken, 29500 by default",
     cure="`ss -ltnp 'sport = :29500'` shows who holds it; `torchrun --standalone`, or on several nodes "
@@ -206,6 +208,7 @@ def crash_after_meeting(rank: int, path: os.PathLike) -> None:
     ERROR,
     says={0: "error_file: <N/A>"},
     right="^the summary names the cause$",
+    symptom="`ChildFailedError`, and below it `error_file: <N/A>`",
     did="read the launcher's summary alone after a worker failed",
     cause="the summary knows the exit code only",
     cure="read the first traceback above it; `@record` brings it into the summary",

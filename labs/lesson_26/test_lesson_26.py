@@ -66,6 +66,11 @@ def test_each_row_has_a_case_or_a_source_and_a_lesson():
         "receiving 1048576 bytes instead of",
         "OOMKilled",
         "RendezvousTimeoutError",
+        "address already in use",
+        "ChildFailedError",
+        "The connection to the C10d store has failed",
+        "NCCL error in",
+        "Aborting process on rank",
     ],
 )
 def test_a_failure_is_found_by_a_piece_of_its_text(seen: str):

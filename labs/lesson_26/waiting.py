@@ -25,19 +25,19 @@ TIMED_OUT = r"Timed out waiting \d+ms for (recv|send) operation to complete"
 
 @case(
     HANG,
-    says={0: TIMED_OUT, 1: "^4.0$"},
-    right="^8.0$",
+    says={0: TIMED_OUT, 1: "^the sum is 4.0$"},
+    right="^the sum is 8.0$",
     stands="one in a call, such as a barrier at a save; the others past it, or in the next phase's call",
     did="called a collective, a barrier or `dcp.save` under `if rank == 0`",
     cause="the others do not call it",
     cure="call it on all ranks, use its result on one",
     lesson="04",
 )
-def collective_on_rank_0(rank: int, cured: bool) -> float:
+def collective_on_rank_0(rank: int, cured: bool) -> str:
     x = torch.ones(4)
     if cured or rank == 0:
         dist.all_reduce(x)
-    return x.sum().item()
+    return f"the sum is {x.sum().item()}"
 
 
 @case(
@@ -351,7 +351,7 @@ def groups_in_another_order(rank: int, cured: bool) -> float:
     stands="one in `new_group`, the others elsewhere",
     did="called `new_group` on some ranks only",
     cause="a member does not call it",
-    cure="call it on all ranks, members or not, in one order: names of groups count the calls",
+    cure="call it on all ranks, members or not, in one order: a group is named by counting the calls",
     lesson="04",
 )
 def new_group_on_one_rank(rank: int, cured: bool) -> str:
@@ -367,8 +367,8 @@ def new_group_on_one_rank(rank: int, cured: bool) -> str:
     stands="all members in the first collective of their sub-group; other ranks are through, perhaps with "
     "a wrong sum; not each time",
     did="called `new_group` once on each rank, with the list of its own group",
-    cause="names of groups count the calls: both groups get one name, meet in one store, and each rank "
-    "takes whom it finds there",
+    cause="a group is named by counting the calls: both groups get the same name and meet under the same "
+    "keys of the store, where each rank takes whom it finds",
     cure="each rank makes all groups, in one order: `new_subgroups_by_enumeration` or `init_device_mesh` "
     "([#130102](https://github.com/pytorch/pytorch/issues/130102))",
     lesson="04",

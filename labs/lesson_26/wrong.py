@@ -154,8 +154,8 @@ def spread(x: torch.Tensor) -> str:
     right="^1.0 of the gradient$",
     symptom="gradients are N times too small; more GPUs learn slower",
     did="took a loss with `reduction='sum'` under DDP",
-    cause="DDP divides by the number of ranks: it averages, and a sum should be added up; the same 1/N has "
-    "a loss with a raw `dist.all_reduce` in it (`all_reduce_in_forward`)",
+    cause="DDP divides by the number of ranks: it averages, and a sum should be added up; a loss with a raw "
+    "`dist.all_reduce` in it shows the same 1/N (`all_reduce_in_forward`)",
     cure="a mean; or multiply the loss by the number of ranks",
     lesson="06",
 )
@@ -390,7 +390,10 @@ def tokens_weigh_differently(rank: int, cured: bool) -> float:
     "as 1/N of one process's",
     did="called `dist.all_reduce` in a model's forward, and each rank has a loss of its own",
     cause="autograd does not see it: what the other rank's loss owes to this x is lost",
-    cure="`_functional_collectives.all_reduce`; where all ranks share one loss, g of lesson 17 instead",
+    cure="torch 2.11 or newer: `_functional_collectives.all_reduce` (older: no gradient, "
+    "[#168140](https://github.com/pytorch/pytorch/pull/168140); there "
+    "`torch.distributed.nn.functional.all_reduce`, which 2.15 deprecates); where "
+    "all ranks share one loss, g of lesson 17 instead",
     lesson="17",
 )
 def all_reduce_in_forward(rank: int, cured: bool) -> str:
