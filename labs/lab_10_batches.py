@@ -80,10 +80,12 @@ def seeded(seed: int) -> Iterator[None]:
         random.seed(seed)
         if numpy:
             numpy.random.seed(seed % 2**32)
-        yield
-    random.setstate(of_random)
-    if numpy:
-        numpy.random.set_state(of_numpy)
+        try:
+            yield
+        finally:  # an image may be unreadable
+            random.setstate(of_random)
+            if numpy:
+                numpy.random.set_state(of_numpy)
 
 
 class Seeded(Dataset):

@@ -5,7 +5,8 @@ Written by:  notebooks/10_training_template.ipynb (edit it there)
 
 To copy, with lab_10_batches.py, lab_11_checkpointing.py and lab_13_stopping.py. Folders need torchvision.
 For your own data, model and loss write a class like ``Images``; lab_10_tokens.py does, in 40 lines.
-SIGTERM, SIGINT, SIGHUP to torchrun or a rank, SIGUSR1 to a rank: all save, and leave (after an evaluation).
+On SIGTERM, SIGINT or SIGHUP to torchrun or a rank, or SIGUSR1 to a rank, all ranks save and leave; an
+evaluation ends first. If torchrun itself got no signal, it restarts them while --max-restarts lasts.
 Exit codes of a rank: 0 done, 1 a failure, 2 refused, 75 saved and left; the same command resumes.
 """
 
@@ -191,8 +192,11 @@ class Trainer:
         self.steps = steps_of_epoch * options.epochs
         self.step = 0  # optimizer steps that are done
         model = build(data, options, ranks, task)
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # the counter does not see its fused kernels
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model.eval()(self.move(data.test[0][0][None]))
+        torch.backends.mha.set_fastpath_enabled(fast)
         self.flops_per_sample = 3 * counter.get_total_flops()  # backward computes twice as much as forward
         where = [ranks.device.index] if ranks.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model.train(), device_ids=where, gradient_as_bucket_view=True)

@@ -249,7 +249,7 @@ def augmentation(data: script.Data) -> None:
     if len(set(first)) == 1:
         raise CourseError("all images of an epoch move alike")
     if first == second:
-        raise CourseError("two epochs augment alike")
+        raise CourseError("two epochs draw the same augmentations")
     draws_of_each_generator()
     print_on_rank_0("augmentation, from torch, NumPy or random: by seed, epoch and image alone")
 

@@ -16,7 +16,13 @@ from shared.runtime.run import run
 from shared.training.parity import assert_all_equal, assert_same_on_every_rank, parameters
 
 import lab_10_train as script
-from lab_10_tokens import NOT_COUNTED, Bytes
+from lab_10_tokens import LONGEST, NOT_COUNTED, WIDTH, Bytes
+
+WEIGHTS = 2 * 12 * WIDTH**2 + 256 * WIDTH  # of the matrices that each token passes
+SCORES = (
+    2 * 2 * LONGEST * WIDTH
+)  # of two layers, for each token: its products with all keys, then with values
+FLOPS = 3 * 2 * LONGEST * (WEIGHTS + SCORES)  # forward and backward
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ def main(cfg: Config) -> None:
         ranks = script.Ranks(group.rank, group.world_size, group.device)
         data = Bytes(options).data()
         trainer = script.Trainer(data, options, ranks, 1000, Bytes)
+        if trainer.flops_per_sample != FLOPS:
+            raise CourseError(f"a line takes {FLOPS:,} FLOPs, not {trainer.flops_per_sample:,}")
         alone = script.build(data, options, ranks, Bytes)
         optimizer = torch.optim.SGD(alone.parameters(), options.lr, momentum=0.9)
         joined = list(script.RankBatches(len(data.train), cfg.batch, options.seed, 0, 1))
