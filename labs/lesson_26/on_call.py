@@ -522,7 +522,8 @@ def empty_shard(rank: int, cured: bool) -> str:
     symptom="after each weight sync, log-probabilities of rollout and trainer diverge more and more",
     did="kept the generator's prefix cache over a weight sync",
     cause="the cache outlives the answers: new requests with an old prompt read keys of old weights",
-    cure="reset it in each sync, such as vLLM's `reset_prefix_cache()`",
+    cure="clear it in each sync: vLLM's `pause_generation` does so by default; `reset_prefix_cache()` alone "
+    "clears nothing while an answer is in flight",
     lesson="23",
     forms_group=False,
 )
