@@ -36,7 +36,7 @@ def save_atomically(content: dict, path: Path) -> None:
     """Write beside the old checkpoint, then put the new one in its place in a single step.
 
     ``os.replace`` is atomic where POSIX says so: whoever opens ``path`` finds the old file or the new one.
-    It works within one file system only, so the temporary file lies in the same folder.
+    It works within one file system only, so the temporary file is in the same folder.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:

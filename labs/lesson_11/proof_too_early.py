@@ -86,7 +86,7 @@ def without_the_barrier(so_far: str, ddp: DistributedDataParallel, path: Path, g
         begin_to_write(so_far, ddp.module.state_dict(), path)
     dist.barrier()
     model = ddp.module
-    outcome = "is still writing"
+    outcome = "has not finished writing"
     if group.rank > 0:
         model = ConvNet().to(group.device)
         outcome = read_too_early(model, path, group)
