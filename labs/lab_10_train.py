@@ -199,9 +199,9 @@ class Trainer:
         torch.backends.mha.set_fastpath_enabled(fast)
         self.flops_per_sample = 3 * counter.get_total_flops()  # backward computes twice as much as forward
         where = [ranks.device.index] if ranks.device.type == "cuda" else None
+        if options.compile:  # before DDP, around which a Sequential would not be compiled
+            model.compile()  # in place, so that names of parameters stay as they are
         self.ddp = DistributedDataParallel(model.train(), device_ids=where, gradient_as_bucket_view=True)
-        if options.compile:
-            self.ddp.compile()  # in place, so that names of parameters stay as they are
         matrices = [p for p in model.parameters() if p.ndim > 1]
         others = [p for p in model.parameters() if p.ndim <= 1]  # norms and biases, which do not decay
         groups = [{"params": matrices}, {"params": others}]

@@ -427,11 +427,24 @@ def test_the_scale_of_fp16_is_saved_and_the_newest_are_kept(tmp_path: Path):
     assert (scaler["scale"], scaler["_growth_tracker"]) == (65536.0, 29)  # no step was ever skipped
 
 
+COUNTS_GRAPHS = """
+import runpy
+import sys
+from torch._dynamo.utils import counters
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("compiled graphs:", counters["stats"]["unique_graphs"])
+"""
+
+
 def test_a_compiled_run_and_another_read_each_others_checkpoints(tmp_path: Path):
     common = ("--epochs", "1", "--save-every", "14", "--keep", "9", "--checkpoints")
     compiled = tmp_path / "compiled"
-    done = warm_torchrun(TRAIN, "--compile", *common, compiled, ranks=1)
+    counts = tmp_path / "counts_graphs.py"
+    counts.write_text(COUNTS_GRAPHS, encoding="utf-8")
+    done = warm_torchrun(counts, TRAIN, "--compile", *common, compiled, ranks=1)
     assert done.returncode == 0, done.stdout
+    assert re.search(r"compiled graphs: [1-9]", done.stdout), done.stdout
     plain = tmp_path / "plain"
     shutil.copytree(compiled / "step_00000014", plain / "step_00000014")
     done = warm_torchrun(TRAIN, "--allow-changes", *common, plain, ranks=1)
