@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -430,10 +431,14 @@ def test_the_scale_of_fp16_is_saved_and_the_newest_are_kept(tmp_path: Path):
 COUNTS_GRAPHS = """
 import runpy
 import sys
+from pathlib import Path
 from torch._dynamo.utils import counters
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-print("compiled graphs:", counters["stats"]["unique_graphs"])
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("compiled graphs:", counters["stats"]["unique_graphs"])
 """
 
 
