@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +33,7 @@ from rank_tools.doctor import outside, processes
 from rank_tools.doctor.__main__ import main
 from rank_tools.doctor.answer import Answer
 from rank_tools.doctor.ending import lines_of
+from rank_tools.doctor.inside import CALLS, newest_trace
 from rank_tools.doctor.processes import descendants, variables_of
 from rank_tools.doctor.ranks import Call, Place, Rank, ranks_of
 from rank_tools.doctor.source import messages_in
@@ -645,3 +648,27 @@ def test_the_stack_by_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stacks = outside.stacks_by_py_spy(str(stand_in), 1)
     assert stacks["MainThread"][0] == [frame["filename"], 1, "work", "dist.all_reduce(x)", True]
     assert stacks["MainThread"][1][4] is False
+
+
+def fr_of_2_15(includeCollectives: bool, includeStackTraces: bool, backend: str = "gloo") -> bytes:
+    return pickle.dumps({"entries": [1] if backend == "nccl2" else [], "pg_status": {}})
+
+
+def fr_of_2_11(includeCollectives: bool, includeStackTraces: bool) -> bytes:
+    return pickle.dumps({"entries": [], "pg_status": {}})
+
+
+def nccl_of_2_11(includeCollectives: bool, includeStackTraces: bool) -> bytes:
+    return pickle.dumps({"entries": [2], "pg_status": {}})
+
+
+@pytest.mark.parametrize(
+    ("recorders", "entries"),
+    [
+        ({"_dump_fr_trace": fr_of_2_15}, [1]),
+        ({"_dump_fr_trace": fr_of_2_11, "_dump_nccl_trace": nccl_of_2_11}, [2]),
+    ],
+)
+def test_the_recorder_of_nccl_is_read_in_old_and_new_torch(recorders: dict, entries: list):
+    torch = SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=SimpleNamespace(**recorders)))
+    assert newest_trace(torch, CALLS)["entries"] == entries

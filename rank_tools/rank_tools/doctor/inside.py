@@ -287,14 +287,23 @@ def status_of(dist, recorded: dict) -> dict[str, list[int]]:
     return counts
 
 
+RECORDERS = (("_dump_fr_trace", {}), ("_dump_fr_trace", {"backend": "nccl2"}), ("_dump_nccl_trace", {}))
+
+
 def newest_trace(torch, level: int) -> dict:
-    """The flight recorder's trace: nccl's if it holds anything, else that of the other backends."""
+    """The flight recorder's trace: nccl's if it holds anything, else that of the other backends.
+
+    In torch 2.15 each backend has a recorder of its own, and nccl is ``nccl2`` (its FlightRecorderHook.hpp).
+    """
     c10d = torch._C._distributed_c10d
+    wanted = {"includeCollectives": level >= CALLS, "includeStackTraces": level == FULL}
     newest: dict = {}
-    for dump in ("_dump_fr_trace", "_dump_nccl_trace"):
+    for dump, backend in RECORDERS:
         if hasattr(c10d, dump):
-            wanted = {"includeCollectives": level >= CALLS, "includeStackTraces": level == FULL}
-            trace = pickle.loads(getattr(c10d, dump)(**wanted))
+            try:
+                trace = pickle.loads(getattr(c10d, dump)(**wanted, **backend))
+            except TypeError:  # before torch 2.15
+                continue
             if trace.get("entries") or trace.get("pg_status") or not newest:
                 newest = trace
     return newest
