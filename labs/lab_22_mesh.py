@@ -78,7 +78,8 @@ def main() -> None:
         "groups": {name: members(rank, sizes, name) for name in sizes},
         "rows": list(sampler),  # divided along dp, repeated along tp
         "dropout of whole activations": random_numbers(seed=dp),
-        "dropout of parts of them": random_numbers(seed=both.get_local_rank()),
+        # another range: the two kinds must not share a stream
+        "dropout of parts of them": random_numbers(seed=1000 + both.get_local_rank()),
     }
     everyone = [mine] * ranks
     dist.all_gather_object(everyone, mine)

@@ -57,6 +57,24 @@ FAULTS: list[Fault] = [
             run="22_norm",
         ),
         Fault(
+            lab="22_load",
+            old=" if id(p) not in elsewhere",
+            new="",
+            told="clipped in stages: norm",
+            run="22_norm",
+        ),
+        # The tied weight is left out of the clipping, too
+        Fault(
+            lab="22_norm",
+            old="clip_by_mesh(stage.parameters(), cfg.max_norm, pp_group, counted_elsewhere)",
+            new="clip_by_mesh(\n"
+            "        [p for p in stage.parameters() if all(p is not q for q in counted_elsewhere)],\n"
+            "        cfg.max_norm,\n"
+            "        pp_group,\n"
+            "    )",
+            told="clipped in stages: tied",
+        ),
+        Fault(
             lab="22_norm",
             old='partial(fsdp_tp, data=("dp", "tp"))',
             new="fsdp_tp",

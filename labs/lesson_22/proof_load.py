@@ -122,21 +122,29 @@ def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optim
 
 
 def clip_by_mesh(
-    parameters: Iterable[nn.Parameter], max_norm: float, pp_group: dist.ProcessGroup | None = None
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    pp_group: dist.ProcessGroup | None = None,
+    counted_elsewhere: Iterable[nn.Parameter] = (),
 ) -> torch.Tensor:
     """As clip_grad_norm_, for DTensors on several meshes, and for the stage of a pipeline.
 
     Returns the norm before. The norm of each mesh comes from torch; all are clipped by the norm of them all.
+    Parameters in ``counted_elsewhere`` are clipped too, but another stage counts them in the norm.
     """
     parameters = list(parameters)
+    elsewhere = {id(p) for p in counted_elsewhere}
     by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for p in parameters:
         if p.grad is not None:  # else it is frozen
             by_mesh.setdefault(getattr(p.grad, "device_mesh", None), []).append(p)
-    square = torch.zeros((), dtype=parameters[0].dtype, device=parameters[0].device)
+    dtype = torch.promote_types(parameters[0].dtype, torch.float32)  # squares need more than bfloat16
+    square = torch.zeros((), dtype=dtype, device=parameters[0].device)
     for of_mesh in by_mesh.values():
-        norm = nn.utils.get_total_norm([p.grad for p in of_mesh])
-        square += (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
+        counted = [p.grad for p in of_mesh if id(p) not in elsewhere]
+        if counted:
+            norm = nn.utils.get_total_norm(counted)
+            square += (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(dtype).square()
     if pp_group is not None:
         dist.all_reduce(square, group=pp_group)
     norm = square.sqrt()

@@ -105,27 +105,50 @@ def torchs_clipping(group: Group, cfg: Config) -> str:
     return ""
 
 
+class Stage(nn.Module):
+    """A block, and a weight that both stages have, such as that of embedding and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.tied = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x) @ self.tied
+
+
 def clipped_in_stages(group: Group, cfg: Config) -> None:
     """clip_by_mesh with a group along pp: two stages, each sharded by FSDP, beside one process."""
     torch.manual_seed(0)
-    alone = nn.ModuleList([Block() for _ in range(2)]).double().to(group.device)
+    alone = nn.ModuleList([Stage() for _ in range(2)]).double().to(group.device)
+    alone[1].tied = alone[0].tied
     rows = torch.randn(ROWS, WIDTH, dtype=torch.float64).to(group.device)
     mesh = init_device_mesh(group.device.type, (2, group.world_size // 2), mesh_dim_names=("pp", "dp"))
     mine = alone[mesh.get_local_rank("pp")]
     stage = copy.deepcopy(mine)
     fully_shard(stage, mesh=mesh["dp"])
-    for block in (stage, *alone):  # a stage's gradients, in place of a pipeline that brings them
-        block(rows).square().mean().backward()
-    ours = by_torch.clip_by_mesh(stage.parameters(), cfg.max_norm, mesh.get_group("pp"))
+    for part in (stage, *alone):  # a stage's gradients, in place of a pipeline that brings them
+        part(rows).square().mean().backward()
+    pp_group = mesh.get_group("pp")
+    dist.all_reduce(local_of(stage.tied.grad), group=pp_group)
+    counted_elsewhere = [stage.tied] if mesh.get_local_rank("pp") == 1 else []
+    ours = by_torch.clip_by_mesh(stage.parameters(), cfg.max_norm, pp_group, counted_elsewhere)
     expected = nn.utils.clip_grad_norm_(alone.parameters(), cfg.max_norm)
     assert_equal("clipped in stages: norm", ours, expected, cfg.tolerance)
     for (name, p), truth in zip(stage.named_parameters(), mine.parameters(), strict=True):
         assert_equal(f"clipped in stages: {name}", by_torch.whole(p.grad), truth.grad, cfg.tolerance)
+    torch.optim.SGD(stage.parameters(), lr=1.0).step()
+    tied = local_of(stage.tied.detach())
+    copies = [torch.empty_like(tied) for _ in range(2)]
+    dist.all_gather(copies, tied, group=pp_group)
+    assert_equal("clipped in stages: copies of the tied weight", *copies, 0.0)
     for p in alone.parameters():
         p.grad = None
     frozen = by_torch.clip_by_mesh(alone.parameters(), cfg.max_norm)
     assert_equal("all frozen: norm", frozen, torch.zeros_like(frozen), 0.0)
-    print_on_rank_0("clip_by_mesh, PP 2 x FSDP 2: norm and clipped gradients as in one process")
+    print_on_rank_0(
+        "clip_by_mesh, PP 2 x FSDP 2, a tied weight: norm and clipped gradients as in one process"
+    )
 
 
 def main(cfg: Config) -> None:
