@@ -50,7 +50,9 @@ def run(
     last = len(models) * dist.get_world_size() - 1
     target = {"target": labels, "losses": losses} if last in models else {}
     call = schedule.step if train else schedule.eval  # a pipelined model cannot be called: eval() forwards
-    with torch.set_grad_enabled(train):  # eval() leaves gradients on
+    for model in models.values():
+        model.train(train)  # schedule.eval leaves dropout on
+    with torch.set_grad_enabled(train):  # and gradients
         call(*inputs, **target, return_outputs=False)  # else the logits of all micro-batches would be kept
     return sum(losses, torch.zeros((), dtype=x.dtype, device=x.device)).detach()
 

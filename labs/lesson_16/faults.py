@@ -75,6 +75,14 @@ FAULTS: list[Fault] = [
         told="eval keeps (outputs, graphs):",
         run="16_equal",
     ),
+    # schedule.eval alone: no module is told.
+    Fault(
+        lab="16_torch",
+        old="        model.train(train)  # schedule.eval leaves dropout on\n",
+        new="        pass\n",
+        told="so dropout stays on in validation",
+        run="16_equal",
+    ),
     Fault(
         lab="16_schedules",
         old="[] if first or trainer.tied.weight is None else [trainer.tied.weight]",

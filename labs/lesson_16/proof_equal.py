@@ -154,6 +154,8 @@ def check_validation(group: Group, cfg: Config) -> None:
     by_itself = kept()
     step_of_torch(schedule, {group.rank: model}, x, y, train=False)
     in_the_lab = kept()
+    if model.training:
+        raise CourseError("run leaves the stage in training mode, so dropout stays on in validation")
     everyones = gather_on_rank_0({"eval": by_itself, "eval without gradients": in_the_lab})
     for name, (number, graphs) in (everyones or [{}])[-1].items():
         print(f"{name}: the last rank keeps {number} outputs, {graphs} with their graph")
