@@ -287,7 +287,12 @@ def status_of(dist, recorded: dict) -> dict[str, list[int]]:
     return counts
 
 
-RECORDERS = (("_dump_fr_trace", {}), ("_dump_fr_trace", {"backend": "nccl2"}), ("_dump_nccl_trace", {}))
+NCCL2 = {"backend": "nccl2"}
+RECORDERS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("_dump_fr_trace", {}),
+    ("_dump_fr_trace", NCCL2),
+    ("_dump_nccl_trace", {}),
+)
 
 
 def newest_trace(torch, level: int) -> dict:
