@@ -92,12 +92,12 @@ def check_with_the_book() -> None:
     """How to Scale Your Model, chapter GPUs: C / W = 990e12 / 400e9 tokens, with gradients in bfloat16."""
     nothing_lost = Machine(flops=990e12, link=450e9, card=50e9)
     tokens = of_fsdp(1, 2048, nothing_lost) * 6 / 8
-    assert abs(tokens / 2475 - 1) < 0.01, f"FSDP hides from {tokens:,.0f} tokens, the book has 2,475"
+    assert abs(tokens / 2475 - 1) < 0.01, f"FSDP needs {tokens:,.0f} tokens, the book has 2,475"
 
 
 def main() -> None:
     check_with_the_book()
-    print("         FSDP: tokens on a GPU from which it hides            EP: width of an expert")
+    print("         FSDP: tokens on a GPU needed to hide it              EP: width of an expert")
     print("         by bytes             with latency, 400 Gb/s")
     print("nodes    400 Gb/s  100 Gb/s   8B's block  405B's block        400 Gb/s  100 Gb/s")
     for nodes in (1, 2, 16, 64, 256):

@@ -34,6 +34,20 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="28_layouts",
+        old="layout.zero != 3",
+        new="layout.zero == 3",
+        told="with plain DP, not TP and CP of 8B alone",
+        ranks=0,
+    ),
+    Fault(
+        lab="28_layouts",
+        old='Network(), "op")',
+        new='Network(), "full")',
+        told="s, not 53 GiB, 65.19 s",
+        ranks=0,
+    ),
+    Fault(
+        lab="28_layouts",
         old="hop_inside=0.0, hop_between=0.0",
         new="hop_inside=0.0",
         told="not both 1.13",

@@ -56,14 +56,15 @@ def kind_of(layout: Layout) -> str | None:
 def row_of(case: Case, card: float) -> dict[str, float | str | list[str]]:
     """{kind: seconds of the fastest roomy plan, or what most layouts fail by, "-" if there is none}.
 
-    ``recomputed`` has the kinds whose fastest plan recomputes every block.
+    ``recomputed`` has the kinds whose fastest plan recomputes every block, ``plain`` those whose fastest plan
+    divides no parameters among data-parallel ranks.
     """
     stack = stack_named("torch")
     model = model_named(case.model)
     training = Training(model, case.gpus, case.sequences, 1e12, network=Network(card=card), stack=stack)
     plans, rejected = propose(training)
     row: dict[str, float | str | list[str]] = {}
-    recomputed = []
+    recomputed, plain = [], []
     for kind in KINDS:
         of_kind = [plan for plan in plans if kind_of(plan.layout) == kind and not plan.tight]
         reasons = Counter(one.problems[0].kind for one in rejected if kind_of(one.layout) == kind)
@@ -71,10 +72,11 @@ def row_of(case: Case, card: float) -> dict[str, float | str | list[str]]:
             best = fastest(of_kind)
             row[kind] = best.time.total
             recomputed += [kind] if best.layout.recompute == "full" else []
+            plain += [kind] if best.layout.zero != 3 else []
         else:
             row[kind] = reasons.most_common(1)[0][0] if reasons else "-"
     row["take"] = taken(row)
-    row["recomputed"] = recomputed
+    row["recomputed"], row["plain"] = recomputed, plain
     return row
 
 
@@ -118,13 +120,16 @@ def check(rows: dict[str, dict[Case, dict]]) -> None:
                 others = [kind for kind in KINDS[:-1] if isinstance(times[kind], float)]
                 if times["recomputed"] != others:
                     raise CourseError(f"{case}: {times['recomputed']} recompute every block, not {others}")
+            few = case == Case("8b", 512, 2048)
+            if (times["plain"] and case.model != "8b") or (few and times["plain"] != ["TP, CP"]):
+                raise CourseError(f"{case}: {times['plain']} with plain DP, not TP and CP of 8B alone")
 
 
-def plan_of(dp: int, replicate: int, network: Network) -> Plan:
+def plan_of(dp: int, replicate: int, network: Network, recompute: str = "none") -> Plan:
     """Of 8B and 512 sequences in a step, by FSDP or HSDP alone, one sequence at a time."""
     stack = stack_named("torch")
     training = Training(model_named("8b"), dp * replicate, 512, 1e12, network=network, stack=stack)
-    plan = judge(training, Layout(dp=dp, replicate=replicate, zero=3, stack=stack))
+    plan = judge(training, Layout(dp=dp, replicate=replicate, zero=3, recompute=recompute, stack=stack))
     assert isinstance(plan, Plan)
     return plan
 
@@ -139,6 +144,10 @@ def check_single() -> None:
     held = f"{few.memory.total / 2**30:.1f}"
     if held != "71.6" or not few.tight:
         raise CourseError(f"FSDP of 8B on 8 GPUs holds {held} GiB, not 71.6, which is tight")
+    selective = plan_of(8, 1, Network(), "op")
+    told = f"{selective.memory.total / 2**30:.0f} GiB, {selective.time.total:.2f} s"
+    if told != "53 GiB, 65.19 s":
+        raise CourseError(f"with selective recomputation it takes {told}, not 53 GiB, 65.19 s")
     fast, slow = (Network(card=card, hop_inside=0.0, hop_between=0.0) for card in CARDS.values())
     times = [plan.time.total for plan in (plan_of(512, 1, slow), plan_of(32, 16, slow))]
     if any(f"{time:.2f}" != "1.13" for time in times):
