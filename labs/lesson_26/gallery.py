@@ -35,6 +35,12 @@ from lesson_26.stage import ERROR, HANG, WRONG, Case, Config, act, rows_of
 MODULES = (waiting, starting, training, divided, sharded, loops, cut_models, resuming, hidden, on_call, wrong)
 CASES = [case for module in MODULES for case in module.CASES]
 SOURCED = tomllib.loads(Path(__file__).with_name("sourced.toml").read_text(encoding="utf-8"))["failures"]
+SOURCED_PARTS = {
+    "nccl": "nccl and the network",
+    "gpu": "GPUs, drivers, memory",
+    "start": "Start, stores, processes",
+    "training": "Slow or wrong",
+}
 NOTEBOOKS = ROOT / "notebooks"
 TITLES = {
     HANG: "Nothing moves",
@@ -67,8 +73,9 @@ INTRODUCTION = (
     "[Wrong numbers](#no-error-but-something-is-wrong) · "
     "[GPUs and clusters](#on-gpus-in-containers-on-clusters-with-older-torch)\n\n"
     "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
-    "its case on two ranks or four, broken and fixed, on CPUs over gloo, and compare the message; or *from a "
-    "source*, which is linked: nccl's texts are in the last table. Words: [glossary](glossary.md)."
+    "its case on two ranks or four, broken and fixed, on CPUs over gloo, and compare the message (where "
+    "the library, the kernel or the GPU is not at hand, the case imitates it); or *from a source*, which is "
+    "linked: nccl's texts are in the last part. Words: [glossary](glossary.md)."
 )
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
@@ -164,13 +171,23 @@ def tables_of(rows: list[dict[str, str]]) -> str:
             lines += ["", f"### {part}"] if part else []
             lines += ["", *table_of(of_part, see)]
     lines += ["", "## On GPUs, in containers, on clusters, with older torch", "", ON_GPUS, ""]
-    lines += ["| You see | Why | Fix | Lesson | From a source |", "|---|---|---|---|---|"]
-    for failure in sorted(SOURCED, key=lambda failure: place_in_table(failure["see"])):
-        text = as_cell(failure["see"]) + " †" * failure.get("seen", False)
-        source = f"[{failure['name']}]({failure['url']})"
-        cells = [text, failure["why"], failure["cure"], link_to(failure["lesson"]), source]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines[1:])
+    for part, title in SOURCED_PARTS.items():
+        lines += [
+            f"### {title}",
+            "",
+            "| You see | Why | Fix | Lesson | From a source |",
+            "|---|---|---|---|---|",
+        ]
+        rows = [failure for failure in SOURCED if failure["part"] == part]
+        lines += [*map(sourced_row, sorted(rows, key=lambda row: place_in_table(row["see"]))), ""]
+    return "\n".join(lines[1:-1])
+
+
+def sourced_row(failure: dict[str, str]) -> str:
+    text = as_cell(failure["see"]) + " †" * failure.get("seen", False)
+    source = f"[{failure['name']}]({failure['url']})"
+    cells = [text, failure["why"], failure["cure"], link_to(failure["lesson"]), source]
+    return f"| {' | '.join(cells)} |"
 
 
 def case_named(name: str) -> Case:

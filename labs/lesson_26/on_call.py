@@ -520,7 +520,7 @@ def empty_shard(rank: int, cured: bool) -> str:
     says={0: "^token 0 by the weights of step 0$"},
     right="^token 0 by the weights of step 1$",
     symptom="after each weight sync, log-probabilities of rollout and trainer diverge more and more",
-    did="kept the generator's prefix cache over a weight sync",
+    did="kept the generator's prefix cache over a weight sync (imitated by a dictionary)",
     cause="the cache outlives the answers: new requests with an old prompt read keys of old weights",
     cure="clear it in each sync: vLLM's `pause_generation` does so by default; `reset_prefix_cache()` alone "
     "clears nothing while an answer is in flight",

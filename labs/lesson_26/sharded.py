@@ -61,7 +61,8 @@ def layer_outside_every_unit(rank: int, cured: bool) -> str:
     right="^(evaluated|trained)$",
     stands="one in the forward pass of an evaluation, the others past it, under FSDP, or in their next step",
     did="evaluated on rank 0 alone, or gave one rank a batch more, under FSDP",
-    cause="each forward pass gathers parameters, so it is a collective; under DDP the same code runs",
+    cause="each forward pass gathers parameters, so it is a collective; under DDP the same code "
+    "runs if the model has no buffers",
     cure="all ranks run the same number of forward passes, with padded batches if need be; or gather the "
     "model once and evaluate a plain copy",
     lesson="19",

@@ -103,7 +103,7 @@ def tensor_of_another_device(rank: int, cured: bool) -> float:
     did="set `TORCH_DIST_NAN_CHECK=1`, and rank 1 passed a NaN",
     cause="torch looks at what goes into each collective, and stops the rank that brings it; gloo too",
     cure="look at that rank's batch and loss; without the variable all ranks have NaN after the call; over "
-    "nccl `TORCH_NCCL_NAN_CHECK=1`",
+    "nccl before torch 2.15 `TORCH_NCCL_NAN_CHECK=1`",
     lesson="10",
     forms_group=False,
 )
@@ -158,8 +158,8 @@ def monitored_barrier(rank: int, cured: bool) -> str:
     did="let a rank work longer than the time-out, such as downloading or preparing data, or compiling what "
     "another node has in its cache",
     cause="nobody is missing, one is late",
-    cure="a longer `timeout=` for this group or for a barrier of its own, after a dummy step if ranks "
-    "compile",
+    cure="a longer `timeout=` for this group, or a barrier of a second group that has one; if ranks compile, "
+    "a dummy step before that barrier",
     lesson="12",
     timeout_s=0.5,
 )
