@@ -65,7 +65,9 @@ def a_rank_has_left(rank: int, cured: bool) -> float:
     "exit code 137 or `OOMKilled` in Kubernetes or Docker",
     right="^8.0$",
     did="took more memory, with all ranks and their loaders, than the machine or the container has",
-    cause="the kernel ends the process; `dmesg` has the line `Out of memory: Killed process`",
+    cause="mostly the kernel: `sudo dmesg -T` has `Out of memory: Killed process`; else an eviction, a "
+    "preemption, a time limit, or torchrun itself, 30 s after SIGTERM (`kubectl describe pod`, "
+    "`sacct -j JOB`)",
     cure="while the model loads: one copy per machine ([Memory](#memory): *host memory grows*); else fewer "
     "workers, or ask the scheduler for more",
     lesson="27",
@@ -414,7 +416,8 @@ def a_rank_does_not_come(rank: int, cured: bool) -> str:
     right="^ready$",
     did="called `store.get` or `store.wait` for a key that nobody sets",
     cause="the rank that should set it failed, or spells it differently",
-    cure="set it in a `finally`, and wait with a time-out of your own",
+    cure="one constant for the key on both sides; set it only when the data is there; on a failure set "
+    "another key, which the waiting rank looks at, too; a time-out of your own",
     lesson="02",
 )
 def a_key_that_nobody_sets(rank: int, cured: bool) -> str:
