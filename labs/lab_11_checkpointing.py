@@ -32,6 +32,7 @@ MISSING, DAMAGED, MOVED = "is missing", "does not match its checksum", "is that 
 PATIENCE_S = 60.0  # with a file that cannot be read: NFS may show it after so long, see acdirmax in nfs(5)
 AGAIN_S = 5.0  # between the two tries of the last save
 LEASE_S = 120.0  # a dead machine keeps its locks on an NFSv4 server for a lease, 90 s: nfsd4_lease of Linux
+LOCKS = []  # open until the process ends: to close any file of a folder's lock would unlock it
 
 
 class Refused(Exception):
@@ -188,6 +189,7 @@ class Checkpoints:
             return self.lock.read().strip() or "another job"
         except OSError as error:  # a file system without locks
             print(f"{self.lock.name}: {error}; start no second job in that folder", file=sys.stderr)
+        LOCKS.append(self.lock)
         self.lock.truncate(0)
         print(this_job(), file=self.lock, flush=True)
         return ""
