@@ -115,6 +115,8 @@ def test_each_rank_may_see_one_gpu_alone():
 def test_a_machine_without_a_gpu_beside_one_with_gpus_is_an_error():
     code = "script.torch.cuda.device_count = lambda: 2 * (os.environ['RANK'] == '0')\n"
     code += "script.torch.cuda.set_device = print\n"
+    code += "import types\nof_one = types.SimpleNamespace(uuid='GPU-1')\n"
+    code += "script.torch.cuda.get_device_properties = lambda device: of_one\n"
     code += "os.environ['LOCAL_RANK'] = '0'\n"  # each is the first of its machine
     code += "script.dist.init_process_group = lambda *a, **b: script.time.sleep(60)\n"  # nccl would wait
     done = warm_torchrun(CHANGED, code, PYTHONPATH=LABS)

@@ -48,8 +48,11 @@ TITLES = {
     WRONG: "No error, but something is wrong",
 }
 FIRST = {
-    HANG: "First ask which call each rank is in; the three tables have this order. "
-    "[`rank-doctor`](tools.md) says it of any job that it starts, "
+    HANG: "First ask which call each rank is in: there is a table for all ranks in one call, for ranks in "
+    "different calls, and for ranks in no call. All in one call over nccl, and nobody is missing? Compare "
+    "the shapes, then ask the machines "
+    "([lesson 26](26_when_it_hangs.ipynb#All-ranks-have-made-the-same-call)). "
+    "[`rank-doctor`](tools.md) tells you this for any job that it starts, "
     "`py-spy dump --pid PID` of a process that runs, and NCCL's RAS of a job on GPUs "
     "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). The text is the same for all hangs: "
     "after half an hour gloo says `Timed out waiting 1800000ms for recv operation to complete` or "
@@ -66,7 +69,8 @@ FIRST = {
     "[Loss, metrics, gradients](#loss-metrics-gradients) · [Data](#data) · "
     "[Resume, checkpoint](#resume-checkpoint) · [Memory](#memory) · [Slow](#slow)\n\n"
     "If all you see is another loss, compare a sum of the weights on all ranks: if it differs, "
-    "read the first table. `python labs/lesson_26/gallery.py CASE` prints right and wrong numbers of a case.",
+    "read the first table. A slow job? [Lesson 25](25_see_it.ipynb) asks whether a rank, the network or the "
+    "computing is slow. `python labs/lesson_26/gallery.py CASE` prints right and wrong numbers of a case.",
 }
 INTRODUCTION = (
     "[Hangs](#nothing-moves) · [Errors](#an-error-or-an-exit-code) · "
