@@ -29,7 +29,7 @@ def main() -> None:
     print(f"rank {rank} of {world_size}: {len(mine)} numbers, their sum is {total}")
 
     dist.all_reduce(total)  # adds up over all ranks; afterwards each rank holds the sum
-    assert total == ITEMS * (ITEMS + 1) // 2, f"rank {rank}: the sum over all ranks is {total}"
+    assert total.item() == ITEMS * (ITEMS + 1) // 2, f"rank {rank}: the sum over all ranks is {total}"
     if rank == 0:
         print(f"together: the sum is {total}, as one process finds it")
 

@@ -20,7 +20,7 @@ def to_each_rank(rank: int, n: int, device: torch.device) -> None:
     else:
         buffer = torch.empty(3, device=device)
         dist.recv(buffer, src=0)
-        assert buffer.tolist() == [rank, rank, rank]
+        assert buffer.tolist() == [rank, rank, rank], f"rank {rank} received {buffer.tolist()}"
 
 
 def in_order(rank: int, n: int, device: torch.device) -> None:
@@ -33,7 +33,7 @@ def in_order(rank: int, n: int, device: torch.device) -> None:
         buffer = torch.empty(1, dtype=torch.int64, device=device)
         for letter in range(LETTERS):
             dist.recv(buffer, src=0)
-            assert buffer.item() == letter
+            assert buffer.item() == letter, f"rank {rank} received {buffer.item()}"
 
 
 def exchange(rank: int, n: int, device: torch.device) -> None:
@@ -44,7 +44,7 @@ def exchange(rank: int, n: int, device: torch.device) -> None:
     operations = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, buffer, left)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    assert buffer.tolist() == [left, left, left]
+    assert buffer.tolist() == [left, left, left], f"rank {rank} received {buffer.tolist()}"
 
 
 def exchange_in_a_group(rank: int, n: int, device: torch.device) -> None:
