@@ -62,7 +62,8 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
 def clip(parameters: list[nn.Parameter], largest: float) -> None:
     """``clip_grad_norm_`` refuses two meshes. Here no two ranks hold the same shard, so all squares add up.
 
-    With HSDP or TP some shards have copies: use ``clip_by_mesh`` of lesson 22.
+    With HSDP or TP some shards have copies: divide their squares by the number of copies. Lesson 22's
+    ``clip_by_mesh`` would leave out the experts of other ranks along ep: these DTensors know efsdp alone.
     """
     shards = [p.grad.to_local() for p in parameters]
     squares = torch.stack([shard.square().sum() for shard in shards]).sum()
