@@ -3,6 +3,7 @@
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lesson_11/proof_resume.py
 """
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -57,7 +58,7 @@ def new_run(cfg: Config, group: Group) -> Run:
     layers = [nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10)]
     model = DistributedDataParallel(nn.Sequential(*layers).to(group.device))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    scheduler = StepLR(optimizer, 6, 0.8)
+    scheduler = StepLR(optimizer, 7, 0.8)
     scaler = GradScaler(group.device.type, growth_interval=4)
     return Run(model, optimizer, scheduler, scaler)
 
@@ -90,13 +91,12 @@ def snapshot(it: Run, group: Group) -> dict:
     }
 
 
-def restore(it: Run, saved: dict, group: Group, forget: str = NOTHING, warm_up: bool = True) -> None:
+def restore(it: Run, saved: dict, group: Group, forget: str = NOTHING) -> None:
     """Bring a new run to where the checkpoint is, except for the part to ``forget``."""
-    if warm_up:
-        make_first_pass(it.model, group)
+    make_first_pass(it.model, group)
     it.model.module.load_state_dict(saved["model"])
     if forget != "optimizer":
-        it.optimizer.load_state_dict(saved["optimizer"])
+        it.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # else training changes ``saved``
     if forget != "scheduler":
         it.scheduler.load_state_dict(saved["scheduler"])
     if forget != "scaler":
@@ -109,7 +109,7 @@ def restore(it: Run, saved: dict, group: Group, forget: str = NOTHING, warm_up: 
 
 
 def make_first_pass(model: DistributedDataParallel, group: Group) -> None:
-    """After its first backward pass DDP sorts its buckets anew, and the unbroken run has done that."""
+    """After its first backward pass DDP sorts its buckets anew, and another order may round otherwise."""
     with torch.autocast(group.device.type, dtype=torch.float16):
         loss = model(torch.zeros(2, 64, device=group.device)).sum()
     loss.backward()
@@ -180,17 +180,14 @@ def main(cfg: Config) -> None:
         saved = save_and_load(cfg, group)
         unbroken = train(new_run(cfg, group), cfg.steps, cfg, group)
         losses = {}
-        for forget in (NOTHING, *PARTS):
+        for forget in (NOTHING, *PARTS, NOTHING):  # at the end again: no resume has spoiled ``saved``
             resumed = new_run(cfg, group)
             restore(resumed, saved, group, forget)
             train(resumed, cfg.steps, cfg, group)
-            print_on_rank_0(check(unbroken, resumed, forget))
+            told = check(unbroken, resumed, forget)
+            if forget not in losses:
+                print_on_rank_0(told)
             losses[forget] = resumed.losses
-        if group.world_size > 2:
-            resumed = new_run(cfg, group)
-            restore(resumed, saved, group, warm_up=False)
-            train(resumed, cfg.steps, cfg, group)
-            print_on_rank_0(check(unbroken, resumed, "DDP's first pass"))
 
         seeded = Config(seed_each_step=True)
         saved = save_and_load(seeded, group)
