@@ -126,7 +126,8 @@ def port_is_taken(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Unable to find address for: nosuch0"},
     right="^2 ranks$",
-    did="named an interface in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME that is not there",
+    did="named an interface in GLOO_SOCKET_IFNAME that is not there (for NCCL_SOCKET_IFNAME: "
+    "`no socket interface found`)",
     cause="set for another machine",
     cure="a name that `ip addr` shows; often it need not be set",
     lesson="02",
