@@ -40,7 +40,7 @@ FAULTS: list[Fault] = [
         lab="11_kill_train",
         old="resumed = launch(lab_10_train, options, folder, case.ranks_then)",
         new='resumed = launch(lab_10_train, options, folder.with_name("elsewhere"), case.ranks_then)',
-        told="rename step_00000005, time 1, rank 0 of 1: is left:",
+        told=", time 1, rank 0 of 1: ",  # whichever kill is looked at first
         ranks=0,
     ),
     *group_of(
