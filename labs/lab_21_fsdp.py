@@ -88,7 +88,7 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ep = ranks if ranks % 2 else 2
     torch.manual_seed(0)  # on all ranks: one model, the same batches
-    alone = nn.Sequential(Block(12, ep), Block(12, 2 * ranks)).to(device)  # few experts, and many
+    alone = nn.Sequential(Block(12, max(2, ep)), Block(12, 2 * ranks)).to(device)  # few experts, and many
     batches = torch.randn(3, 16 * ranks, 12, dtype=torch.float64, device=device)
     model = copy.deepcopy(alone)
     shard(model, ep, device.type)
