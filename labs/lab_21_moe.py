@@ -29,10 +29,12 @@ class Router(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         precise = torch.promote_types(tokens.dtype, torch.float32)  # never in bfloat16
-        probabilities = F.linear(tokens.to(precise), self.weight.to(precise)).softmax(-1)
+        with torch.autocast(tokens.device.type, enabled=False):  # it would cast both back
+            probabilities = F.linear(tokens.to(precise), self.weight.to(precise)).softmax(-1)
         chosen = self.choose(probabilities)
         weights = probabilities.gather(-1, chosen)
-        weights = weights / weights.sum(-1, keepdim=True)  # for k = 1 this would be 1, and teach nothing
+        if self.k > 1:  # for k = 1 this would be 1, and teach nothing
+            weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(tokens.dtype), chosen
 
 

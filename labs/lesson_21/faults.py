@@ -18,6 +18,20 @@ FAULTS: list[Fault] = [
         run="21_gpt",
     ),
     Fault(
+        lab="21_moe",
+        old="with torch.autocast(tokens.device.type, enabled=False):",
+        new="if True:",
+        told="router under autocast: differs by",
+        run="21_gpt",
+    ),
+    Fault(
+        lab="21_moe",
+        old="        if self.k > 1:",
+        new="        if self.k:",
+        told="router with k = 1: no gradient reaches it",
+        run="21_gpt",
+    ),
+    Fault(
         lab="21_gpt",
         old="    dist.all_reduce(of_experts, group=expert_group)\n",
         new="",

@@ -25,7 +25,7 @@ from shared.training.one_process import PartOf, Step, assert_same_training
 from shared.training.parity import assert_all_equal, assert_equal, gradients
 from shared.training.trial import Trial
 
-from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, plan_of
+from lab_21_moe import ExchangeRows, ExpertParallelMoE, Experts, MoE, Router, plan_of
 
 CALLS_RECOMPUTED = 8  # 3 forward, 3 once more, 2 backward
 
@@ -298,6 +298,19 @@ def check_grouped(experts: Experts, cfg: Config) -> None:
         assert_equal(f"grouped_mm: {name}", ours / largest, expected / largest, cfg.float32_tolerance)
 
 
+def check_router(width: int, experts: int, device: torch.device) -> None:
+    """The same bits under autocast, and with k = 1 a gradient."""
+    router = Router(width, experts, k=1).to(device)
+    tokens = torch.randn(256, width, device=device)
+    weights, _ = router(tokens)
+    with torch.autocast(device.type, torch.bfloat16):
+        under_autocast, _ = router(tokens)
+    assert_equal("router under autocast", under_autocast, weights, tolerance=0.0)
+    (gradient,) = torch.autograd.grad(weights.sum(), router.weight)
+    if gradient.abs().max() < 1e-2:
+        raise CourseError("router with k = 1: no gradient reaches it")
+
+
 def compare(ranks: int, trial: ExpertTrial, alone: list[Step], cfg: Config) -> dict:
     """Train with the experts spread over groups of ``ranks``, and hold it against ``alone``."""
     group = trial.group
@@ -333,12 +346,13 @@ def tell(ranks: int, result: dict, group: Group, cfg: Config) -> None:
     )
     print_on_rank_0(f"  a rank holds {result['held']:,} of {result['whole']:,} parameters")
     for name, traffic in result["layer"].items():
-        print_on_rank_0(f"  a layer, {name}: {traffic['calls']} all-to-alls, {traffic['bytes']:,.0f} bytes")
+        calls, sent = traffic["calls"], traffic["bytes"]
+        print_on_rank_0(f"  a layer, {name}: {calls} all-to-alls, rank 0 sends {sent:,.0f} bytes")
     sent, balanced = result["rows"]
     print_on_rank_0(
-        f"  rows of a layer: {sent:,.0f} bytes for each rank on average, balanced {balanced:,.0f}"
+        f"  its rows, both passes: {sent:,.0f} bytes for each rank on average, balanced {balanced:,.0f}"
     )
-    print_on_rank_0(f"  a layer that is recomputed: {result['recomputed']} all-to-alls in all")
+    print_on_rank_0(f"  a layer under activation checkpointing: {result['recomputed']} all-to-alls")
 
 
 def main(cfg: Config) -> None:
@@ -355,6 +369,8 @@ def main(cfg: Config) -> None:
         print_on_rank_0("exchange by torch's functional collectives: the same bits")
         check_grouped(trial.model().blocks[0].mlp.experts, cfg)
         print_on_rank_0("F.grouped_mm: equal to the loop over experts in float32, forward and backward")
+        check_router(trial.sizes.width, trial.experts, group.device)
+        print_on_rank_0("router: the same bits under autocast; with k = 1 a gradient reaches it")
 
 
 if __name__ == "__main__":
