@@ -29,7 +29,7 @@ class Router(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         precise = torch.promote_types(tokens.dtype, torch.float32)  # never in bfloat16
-        with torch.autocast(tokens.device.type, enabled=False):  # it would cast both back
+        with torch.autocast(tokens.device.type, enabled=False):  # it would cast them again
             probabilities = F.linear(tokens.to(precise), self.weight.to(precise)).softmax(-1)
         chosen = self.choose(probabilities)
         weights = probabilities.gather(-1, chosen)

@@ -364,7 +364,7 @@ def main(cfg: Config) -> None:
                 tell(ranks, compare(ranks, trial, alone, cfg), group, cfg)
         check_scale(trial, cfg)
         print_on_rank_0(
-            "mean of own tokens: an expert's gradient comes back once for each rank; scaled, equal"
+            f"mean of own tokens: an expert's gradient is {group.world_size} times too large; divided, equal"
         )
         print_on_rank_0("exchange by torch's functional collectives: the same bits")
         check_grouped(trial.model().blocks[0].mlp.experts, cfg)
