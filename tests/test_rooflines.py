@@ -190,5 +190,5 @@ def test_what_the_page_of_strategies_says_at_real_size():
     slow = [times[1] / fsdp[1] for times in others]
     assert f"take {min(fast):.1f} to {max(fast):.1f} times as long as FSDP at 400 Gb/s" in page
     assert 5.6 < min(slow[:2]) < max(slow[:2]) < 6 and f"PP {slow[2]:.1f}." in page
-    told = "With 8 sequences at a time CP 8 takes {:.2f} and {:.2f} s, with 4 TP 8 takes {:.2f} and {:.2f}"
-    assert told.format(*cp, *tp) in page
+    for at_a_time, alone in ((tp, others[0]), (cp, others[1])):
+        assert at_a_time[0] < 0.8 * alone[0] and at_a_time[1] < 0.4 * alone[1]
