@@ -13,7 +13,8 @@ ANSWERS = [
         what="Leaves the script as it is: DDP.",
         below="""
         def prepare(build):
-            model = nn.parallel.DistributedDataParallel(build())
+            device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+            model = nn.parallel.DistributedDataParallel(build().to(device))
             return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
         """,
         told="has built the whole model",

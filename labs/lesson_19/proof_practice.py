@@ -100,7 +100,7 @@ def accumulation(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         how = "every micro-batch" if every else "the last one only"
         print_on_rank_0(
             f"accumulation, gradients reduced in {how}: {reduces} reduce-scatters; "
-            f"between micro-batches a rank holds {between[every]:.1f} S"
+            f"between micro-batches a rank holds {between[every]:.1f} S of parameters and gradients"
         )
     more = between[False] - between[True]
     if abs(more - (1 - 1 / group.world_size)) > 0.1:
@@ -169,7 +169,7 @@ def selective(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
         }
         print_on_rank_0(
             f"GPT, {recomputed} recomputed: {activations / 1e6:.1f} MB wait for the backward pass; "
-            f"{products:.2f} times the matrix products, {len(log.calls)} calls"
+            f"{products:.2f} times the matrix products, {len(log.calls)} collectives"
         )
     plain, full, some = seen.values()
     for other in (full, some):

@@ -22,8 +22,8 @@ def prepare(build: Callable[[], nn.Module]) -> tuple[nn.Module, torch.optim.Opti
     shard of every parameter. ``model.fill_buffers()`` computes the buffers that are in no state dict. On the
     meta device ``build`` takes no memory; only rank 0 may build the whole, and not on its GPU.
     """
-    # solution: begin
     device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+    # solution: begin
     with torch.device("meta"):
         model = build()
     for block in model.blocks:
@@ -37,7 +37,7 @@ def prepare(build: Callable[[], nn.Module]) -> tuple[nn.Module, torch.optim.Opti
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
     # solution: found
     # raise NotImplementedError  # your turn: remove this line, and turn the script into FSDP2
-    # model = nn.parallel.DistributedDataParallel(build())
+    # model = nn.parallel.DistributedDataParallel(build().to(device))
     # return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
     # solution: end
 
@@ -67,12 +67,13 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[t
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: list[torch.Tensor]) -> float:
     """The mean loss of all ranks' batches, on every rank. Each rank has at least one; some have more."""
+    device = batches[0].device
     # solution: begin
-    numbers = torch.tensor(len(batches))
+    numbers = torch.tensor(len(batches), device=device)
     most = numbers.clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(numbers)
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for number in range(int(most)):
         loss = loss_of(model, batches[min(number, len(batches) - 1)])  # each forward pass gathers
         if number < len(batches):
@@ -80,8 +81,8 @@ def evaluate(model: nn.Module, batches: list[torch.Tensor]) -> float:
     dist.all_reduce(total)
     return (total / numbers).item()
     # solution: found
-    # numbers = torch.tensor(len(batches))
-    # total = torch.zeros((), dtype=torch.float64)
+    # numbers = torch.tensor(len(batches), device=device)
+    # total = torch.zeros((), dtype=torch.float64, device=device)
     # for batch in batches:
     #     total += loss_of(model.module, batch)
     # dist.all_reduce(numbers)
