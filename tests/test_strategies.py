@@ -185,7 +185,7 @@ def test_the_page_has_what_is_planned_of_two_torchtitan_runs():
 
 
 def test_the_page_has_lesson_20s_positions_of_a_rank():
-    """2 x attention's operations a second / bandwidth / queries per key head; lesson 20 has the card at 100 %."""
+    """2 x attention's operations a second / bandwidth / queries per key head; lesson 20 has the full card."""
     low, high, far_low, far_high = (
         2 * rate / link / 4 for link in (370e9, 0.8 * 50e9) for rate in (400e12, 740e12)
     )
@@ -222,13 +222,14 @@ def test_the_numbers_of_the_first_questions():
         f"With 8 ranks this is {2 * 7 / 8} times",
         f"carries {h100.link / 1e9:.0f} GB/s in each direction, and a 400 Gb/s network card 50 GB/s, 9 times",
         f"it is 3/11, or {bubble('1F1B', 4, 8):.0%}".replace("%", " %"),
-        f"C = {hides.compute / 1e12:.0f} TFLOP/s, and the 8 cards of a node together W = {hides.wire / 1e9:.0f}",
+        f"C = {hides.compute / 1e12:.0f} TFLOP/s",
+        f"the 8 cards of a node together W = {hides.wire / 1e9:.0f} GB/s",
         f"about {round(hides.by_bytes, -3):,.0f} tokens, or {round(slowly.by_bytes, -3):,.0f} at 100 Gb/s",
         f"16/256 bytes a parameter, {16 * training.model.parameters() / 256 / 1e9:.1f} GB",
         f"`rank-plan` has {sharded.time.total:.1f} s against {in_stages.time.total:.1f} s",
         f"after {minutes[0]} minutes with nccl and {minutes[1]} with gloo",
         f"a rank keeps 1/8 of the 16 bytes of a parameter, {16 // 8} bytes",
-        f"a token is {8 * 7168 * 2 / 1e3:.0f} kB each way",
+        f"a token sends {8 * 7168 * 2 / 1e3:.0f} kB each way",
         f"25 MiB each after a first one of {dist._DEFAULT_FIRST_BUCKET_BYTES // 2**20} MiB",
         f"it falls to {6 / 8:.0%} of".replace("%", " %"),
         f"With 1,024 ranks and 10 µs a step the latency alone is {2 * 1023 * 10e-3:.0f} ms",
