@@ -264,11 +264,17 @@ def test_a_question_that_needs_its_cell_is_left_out():
         assert not sync.stands_alone(question, f"<details><summary>Answer</summary>\n\n{answer}")
 
 
-def test_twenty_questions_come_first_each_with_three_sentences_a_number_and_a_lesson():
+def test_what_the_page_asks_first_is_still_a_prediction_of_a_lesson():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("*.ipynb")]
+    for question in sync.ASKED_FIRST:
+        assert sum(question in text for text in texts) == 1, question
+
+
+def test_interviewers_questions_come_first_each_with_three_sentences_a_number_and_a_lesson():
     page = (ROOT / "notebooks" / "questions.md").read_text(encoding="utf-8")
     first = page.partition("<!-- questions")[0]
     answers = re.findall(r"</summary>\n\n(.+?) \[Lesson (\d\d)\]\(\2_\w+\.ipynb\)\.\n", first)
-    assert len(answers) == first.count("<summary>") == 20
+    assert len(answers) == first.count("<summary>") == 21
     for answer, _ in answers:
         assert len(re.findall(r"[.!?](?= [A-Z]|$)", answer)) == 3, answer
         assert re.search(r"\d", answer), answer

@@ -63,6 +63,11 @@ POINTS_ELSEWHERE = re.compile(
     r"each rank starts from its own|in units of|drops rows)\b",
     re.IGNORECASE,
 )
+# Predictions that the page's own first part asks in other words.
+ASKED_FIRST = (
+    "what share of the step is idle?",
+    "the step takes a third longer. What happens to the MFU?",
+)
 RUFF = (sys.executable, "-m", "ruff")
 SORT = ("check", "--fix", "--quiet", "--select", "I")
 FORMAT = ("format", "--quiet")
@@ -279,14 +284,14 @@ def stands_alone(question: str, answer: str) -> bool:
 
 
 def questions(lessons: list[Lesson]) -> str:
-    """The predictions that lessons ask for and answer in a fold, by lesson; those that stand alone."""
+    """The predictions that lessons ask for and answer in a fold, by lesson; those that stand alone, once."""
     parts = []
     for lesson in lessons:
         asked = [
             f"{question[0].upper()}{question[1:]}\n\n{answer}"
             for cell in cells_of(lesson.notebook, "markdown")
             for question, answer in PREDICTION.findall(cell.source)
-            if stands_alone(question, answer)
+            if stands_alone(question, answer) and not question.endswith(ASKED_FIRST)
         ]
         if asked:
             title = f"## {lesson.number} [{lesson.header['title']}]({lesson.path.name})"
