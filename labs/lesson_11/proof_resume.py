@@ -51,6 +51,7 @@ class Run:
     epoch: int = 0
     position: int = 0  # batches of this epoch that are done
     losses: list[float] = field(default_factory=list)  # of each step, averaged over the ranks
+    skipped: list[int] = field(default_factory=list)  # steps in which fp16 overflowed: without an update
 
 
 def new_run(cfg: Config, group: Group) -> Run:
@@ -125,8 +126,10 @@ def train_step(it: Run, x: torch.Tensor, y: torch.Tensor, cfg: Config, group: Gr
     it.scaler.scale(loss).backward()
     it.scaler.step(it.optimizer)
     it.scaler.update()
-    if it.scaler.get_scale() >= scale:  # else fp16 overflowed, and the optimizer's step was skipped
+    if it.scaler.get_scale() >= scale:
         it.scheduler.step()
+    else:
+        it.skipped.append(len(it.losses) + 1)
     total = loss.detach().clone()
     dist.all_reduce(total)
     it.losses.append(total.item() / group.world_size)
@@ -179,6 +182,8 @@ def main(cfg: Config) -> None:
     with process_group(seed=cfg.seed, timeout_s=20) as group:
         saved = save_and_load(cfg, group)
         unbroken = train(new_run(cfg, group), cfg.steps, cfg, group)
+        first = next(step for step in unbroken.skipped if step > cfg.saved_at)
+        print_on_rank_0(f"unbroken: fp16 overflows in step {first}, whose update is skipped")
         losses = {}
         for forget in (NOTHING, *PARTS, NOTHING):  # at the end again: no resume has spoiled ``saved``
             resumed = new_run(cfg, group)
