@@ -108,7 +108,7 @@ ANSWERS = [
         ),
         new=(
             """
-            users = torch.tensor(float(p.grad is not None))
+            users = torch.tensor(float(p.grad is not None), device=p.device)
             dist.all_reduce(users)
             gradient = torch.zeros_like(p) if p.grad is None else p.grad
             """,

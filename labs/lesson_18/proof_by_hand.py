@@ -238,7 +238,9 @@ def train(
     }
 
 
-def check(way: str, micro_batches: int, row: dict, members: dist.ProcessGroup, cfg: Config) -> None:
+def check(
+    way: str, micro_batches: int, row: dict, members: dist.ProcessGroup, cfg: Config, group: Group
+) -> None:
     """Hold what was counted against the formulas; what was sent, as a mean over the ranks."""
     n = dist.get_world_size(members)
     halves_by_rule, halves_on_wire = WAYS[way][1:]
@@ -262,7 +264,7 @@ def check(way: str, micro_batches: int, row: dict, members: dist.ProcessGroup, c
     )
     if n == 1:
         return
-    sent = torch.tensor([row["by_rule"], row["wire"] or 0.0], dtype=torch.float64)
+    sent = torch.tensor([row["by_rule"], row["wire"] or 0.0], dtype=torch.float64, device=group.device)
     dist.all_reduce(sent, group=members)
     by_rule, wire = (sent / n / size * n / (n - 1)).tolist()
     assert abs(by_rule / halves_by_rule - 1) < cfg.slack, (
@@ -356,7 +358,7 @@ def main(cfg: Config) -> None:
                 train(way, "SGD with momentum", 1, members, x, y, alone["SGD with momentum"], cfg, group)
                 for micro_batches in (1, 2):
                     row = train(way, "Adam", micro_batches, members, x, y, alone["Adam"], cfg, group)
-                    check(way, micro_batches, row, members, cfg)
+                    check(way, micro_batches, row, members, cfg, group)
                     rows[f"{way}, {micro_batches}, {n}"] = row
                     if n == group.world_size:
                         tell(way, micro_batches, row)
