@@ -23,7 +23,7 @@ MICRO_BATCHES = 4
     symptom="with a pipeline the loss, or the logged norm (grad_norm), differs between stages and depends on "
     "their number",
     did="called `clip_grad_norm_` on the parameters of a pipeline stage",
-    cause="each stage clips by its own norm; one below the limit is not clipped at all",
+    cause="each stage clips by its own norm",
     cure="add up the squares of all stages' norms, then `clip_grads_with_norm_`: `clip_stages` of lesson 16. "
     "A tied weight counts once. With FSDP and TP, too: lesson 22",
     lesson="16",
@@ -46,8 +46,7 @@ def stages_clip_alone(rank: int, cured: bool) -> str:
     right="^0 outputs kept, 0 bytes$",
     symptom="the last rank of a pipeline runs out of memory first, although 1F1B holds one micro-batch there",
     did="called `schedule.step(...)` without `return_outputs=False`",
-    cause="by default the last stage keeps the logits of all micro-batches until the next step, and returns "
-    "them once more",
+    cause="by default the last stage keeps the logits of all micro-batches until the next step",
     cure="`return_outputs=False`, on all ranks; the loss comes back in `losses`",
     lesson="16",
 )
@@ -92,7 +91,7 @@ def fewer_micro_batches_than_stages(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Expecting 4 arg_mbs but got 2"},
     right="^a step$",
-    did="gave `schedule.step` a batch of fewer rows than `n_microbatches`, such as the last one of an epoch",
+    did="gave `schedule.step` fewer rows than `n_microbatches`, such as an epoch's last batch",
     cause="the batch is cut along its rows, and 2 rows make 2 micro-batches",
     cure="a batch of at least `n_microbatches` rows; `drop_last=True`",
     lesson="16",
@@ -126,8 +125,8 @@ def evaluation_of_a_v(rank: int, cured: bool) -> str:
     WRONG,
     says={0: r"^off by 1\.\d$"},
     right="^equal$",
-    symptom="tensor parallelism trains without an error, but the first loss is not that of one process; a "
-    "pretrained model answers nonsense",
+    symptom="with tensor parallelism the first loss is not that of one process; a pretrained model answers "
+    "nonsense",
     did="gave `ColwiseParallel` a fused layer: one matrix for query, key and value, or for gate and up",
     cause="it cuts across the projections: rank 0 gets all of the query, and half of the key",
     cure="order its rows by rank first, [q0 k0 v0 q1 k1 v1], undo it when saving (lesson 17); or "
@@ -168,7 +167,7 @@ def view_of_all_heads(rank: int, cured: bool) -> list[int]:
     right="^7 labels$",
     symptom="with context parallelism the loss is a little off, and fewer labels count than in one process",
     did="cut the sequence first, and let each rank shift its own part to make labels",
-    cause="the last token of each part loses its label, which is the first token of the next part",
+    cause="the last token of each part loses its label",
     cure="make labels from the whole row, then cut both",
     lesson="20",
 )

@@ -64,7 +64,7 @@ def tied_in_two_units(rank: int, cured: bool) -> str:
     right="^a step$",
     symptom="`AssertionError: FSDP expects uniform original parameter dtype but got {...}`",
     did="put float32 adapters (LoRA) and bfloat16 weights that both learn into one unit",
-    cause="a unit sends one flat buffer, which has one type",
+    cause="a unit's flat buffer has one type",
     cure="one type for all that learns; or a unit for each type",
     lesson="19",
 )
@@ -137,8 +137,7 @@ class Rotary(nn.Module):
     WRONG,
     says={1: "^loss is nan$"},
     right="^loss is finite$",
-    symptom="NaN, or a wrong loss, on all ranks but 0, or on all ranks, in a model built on `meta` for "
-    "FSDP2: a pretrained model starts at a random loss",
+    symptom="NaN, or a wrong loss, on all ranks or on all but 0, in a model built on `meta` for FSDP2",
     did="called `to_empty`, and filled the model from rank 0's state dict",
     cause="a non-persistent buffer, such as a rotary table (`inv_freq`), is in no state dict, so "
     "no rank sends it",
@@ -167,7 +166,7 @@ def buffer_that_nobody_sends(rank: int, cured: bool) -> str:
     right="^1 copies$",
     symptom="host memory grows with each rank while the model loads; `exitcode: -9` before the first step",
     did="built, or loaded, the whole model on each rank before FSDP divided it",
-    cause="a machine then holds one copy for each of its ranks",
+    cause="a machine holds one copy for each of its ranks",
     cure="rank 0 builds it, the others on `meta`; `set_model_state_dict(..., options=StateDictOptions("
     "full_state_dict=True, broadcast_from_rank0=True))` sends it",
     lesson="19",
@@ -192,7 +191,7 @@ def every_rank_builds_it(rank: int, cured: bool) -> str:
     right="^1 all-reduces$",
     symptom="under FSDP2 or HSDP, gradient accumulation over 4 micro-batches takes 4 times as long",
     did="left synchronization on for each micro-batch, or set `model.require_backward_grad_sync`, which is "
-    "DDP's: `fully_shard` does not look at it",
+    "DDP's",
     cause="each micro-batch communicates as much as a whole step",
     cure="HSDP: `set_requires_all_reduce(last)`, at no extra memory; "
     "FSDP2: `set_requires_gradient_sync(last)`, which keeps whole gradients until then",

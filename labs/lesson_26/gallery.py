@@ -48,21 +48,26 @@ TITLES = {
     WRONG: "No error, but something is wrong",
 }
 FIRST = {
-    HANG: "First ask which call each rank is in: there is a table for all ranks in one call, for ranks in "
-    "different calls, and for ranks in no call. All in one call over nccl, and nobody is missing? Compare "
-    "the shapes, then ask the machines "
-    "([lesson 26](26_when_it_hangs.ipynb#All-ranks-have-made-the-same-call)). Over nccl a stack shows the "
-    "next synchronization (`.item()`) in place of the call: take the call from the recorder or RAS. "
-    "[`rank-doctor`](tools.md) tells you this for any job that it starts, "
-    "`py-spy dump --pid PID` of a process that runs, and NCCL's RAS of a job on GPUs "
-    "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). The text is the same for all hangs: "
-    "after half an hour gloo says `Timed out waiting 1800000ms for recv operation to complete` or "
-    "`for send operation to complete`; after 10 minutes nccl says `Aborting process on rank N due to "
-    "timeout`, before torch 2.15 `Watchdog caught collective operation timeout`. If no rank prints anything, "
-    "even with `PYTHONUNBUFFERED=1`, torchrun waits for the other nodes, until `RendezvousTimeoutError` "
-    "([lesson 27](27_many_machines.ipynb)) or the text of `a_rank_does_not_come` among the "
-    "[errors](#an-error-or-an-exit-code). If no rank gets out of `init_process_group`, "
-    "look at that row and at `unknown_host`.",
+    HANG: "Find in this list what you see first:\n\n"
+    "- **Nothing is printed, even with `PYTHONUNBUFFERED=1`.** torchrun waits for the other nodes, until "
+    "`RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of `a_rank_does_not_come` "
+    "among the [errors](#an-error-or-an-exit-code).\n"
+    "- **No rank gets out of `init_process_group`.** Look at `a_rank_does_not_come` and `unknown_host` "
+    "there.\n"
+    "- **The ranks stand still.** Ask which call each rank is in. [`rank-doctor`](tools.md) tells you for a "
+    "job that it starts, `py-spy dump --pid PID` for a process that runs, NCCL's RAS for a job on GPUs "
+    "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). Over nccl a stack shows the next "
+    "synchronization (`.item()`) in place of the call: take the call from the recorder or RAS. "
+    "There is a table for all ranks [in one call](#in-one-call), for ranks "
+    "[in different calls](#in-different-calls), and for ranks "
+    "[in no call](#some-in-a-call-the-others-in-none).\n"
+    "- **All ranks are in one call over nccl, and none is missing.** Compare the shapes, then ask the "
+    "machines ([lesson 26](26_when_it_hangs.ipynb#All-ranks-have-made-the-same-call)).\n"
+    "- **A time-out has ended the job.** Its text is the same for all hangs. gloo says after half an hour "
+    "`Timed out waiting 1800000ms for recv operation to complete` or `for send operation to complete`. "
+    "nccl says after 10 minutes `Aborting process on rank N due to timeout`, before torch 2.15 "
+    "`Watchdog caught collective operation timeout`. "
+    "[Read its dumps](26_when_it_hangs.ipynb#Read-the-dumps), or start it again under `rank-doctor`.",
     ERROR: "The first error that is not an echo counts: an echo says only that another rank has gone or is "
     "late. torchrun's *Root Cause* is the first failure that it observed. "
     "`exitcode: -N` is signal N, which `kill -l N` names: with -15 torchrun ends the ranks that are left.",
@@ -77,20 +82,20 @@ INTRODUCTION = (
     "[Hangs](#nothing-moves) · [Errors](#an-error-or-an-exit-code) · "
     "[Wrong numbers](#no-error-but-something-is-wrong) · "
     "[GPUs and clusters](#on-gpus-in-containers-on-clusters-with-older-torch)\n\n"
-    "Search this page for a piece of the text that you see. A row is either *provoked here*: the tests play "
-    "its case on two ranks or four, broken and fixed, on CPUs over gloo, and compare the message (where "
-    "the library, the kernel or the GPU is not at hand, the case imitates it); or *from a source*, which is "
-    "linked: nccl's texts are in the last part. Words: [glossary](glossary.md)."
+    "Search this page for the first piece of the text that you see. The tests play each case that is "
+    "*provoked here*, broken and fixed, on two ranks or four, on CPUs over gloo; a few cases imitate a "
+    "library, the kernel or a GPU. The last part, with nccl's texts, is *from sources*. "
+    "Words: [glossary](glossary.md)."
 )
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
     "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
     "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU "
-    "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). One "
-    "rank reduced 10 elements, the other 1,000: one ended, the other hung. 1,000,000 and 3,000,000 elements: "
-    "both ended, one with wrong sums. float32 and bfloat16: one ended with wrong sums and the other hung, or "
-    "both hung. A broadcast here, an all-reduce there: one ended, the other hung. "
-    "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
+    "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). With "
+    "10 and 1,000 elements, or a broadcast here and an all-reduce there, one rank ended and the other hung. "
+    "With 1,000,000 and 3,000,000 elements both ended, one with wrong sums. With float32 and bfloat16 one "
+    "ended with wrong sums and the other hung, or both hung. `TORCH_DISTRIBUTED_DEBUG=DETAIL` named both "
+    "shapes."
 )
 # What one sees first of a hang, in the order of the tables; a regular expression of ``stands``.
 SEEN_FIRST = {
@@ -145,9 +150,15 @@ def part_of(row: dict[str, str]) -> str:
     return "" if row["see"] == ERROR else (parts or [OFF])[0]
 
 
+def first_sentence(message: str) -> str:
+    """What finds a row; the advice that follows in a long message is left out."""
+    sentence = re.match(r".{30,}?\.(?= [A-Z]|\\n)", message)
+    return sentence[0] if sentence else message
+
+
 def seen(row: dict[str, str]) -> str:
     """What leads to a row: the text of a message, or words."""
-    return row["stands"] if row["see"] == HANG else row["symptom"] or as_code(row["text"])
+    return row["stands"] if row["see"] == HANG else row["symptom"] or as_code(first_sentence(row["text"]))
 
 
 def place_in_table(text: str) -> str:

@@ -38,8 +38,8 @@ class Metric:
     stands="one in a library's call, such as a metric's `compute()` or an FSDP unit's all-gather; the others "
     "past it, or one call ahead",
     did="let this rank's own data decide whether to call it: an empty share of the validation, its own look "
-    "at the disk, or its batch, with or without an image for the vision encoder or a token for an expert",
-    cause="the library communicates in it, so all ranks have to call it",
+    "at the disk, or a batch without an image for the vision encoder or a token for an expert",
+    cause="the library communicates in it",
     cure="always call it, a layer on a dummy whose output is multiplied by 0; or decide by what all ranks "
     "know: rank 0 looks, and broadcasts what it saw",
     lesson="04",
@@ -88,7 +88,7 @@ def thread_beside_the_loop(rank: int, cured: bool) -> str:
     right="^2 parameters$",
     stands="rank 0 in a send to another job, such as a sampler; the others in the next gather",
     did="sent each weight on rank 0 right after its `full_tensor()`, in a weight sync",
-    cause="the other job does not receive yet, and what it waits for is sent after the gathers",
+    cause="the other job does not receive yet: it waits for what is sent after the gathers",
     cure="gather all parameters on all ranks, then let rank 0 send",
     lesson="23",
 )
@@ -157,7 +157,7 @@ def place_of_a_rank(rank: int, cured: bool) -> str:
     right="^64 of 64 samples came$",
     symptom="after a resume in mid-epoch some samples repeat, others are never read",
     did="restored the random state in mid-epoch, and skipped the batches that were done",
-    cause="`shuffle=True` draws the epoch's order from that state: it skips the beginning of another order",
+    cause="`shuffle=True` draws another order from that state",
     cure="an order from seed and epoch alone: a sampler with `set_epoch`, or a `generator` of the loader",
     lesson="11",
     forms_group=False,
@@ -211,7 +211,7 @@ class Mixed(Stream):
     WRONG,
     says={0: "^16 of 32 are doubles$"},
     right="^0 of 16 are doubles$",
-    symptom="all ranks have the same samples, duplicates, although the streams were split",
+    symptom="all ranks have the same samples, although the streams were split",
     did="mixed, shuffled or mapped streams after the split, such as `interleave_datasets` after "
     "`split_dataset_by_node`",
     cause="the library opens the sources again, and forgets the split",

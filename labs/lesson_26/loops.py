@@ -40,11 +40,9 @@ def data_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     WRONG,
     says={0: "^gradients differ by"},
     right="^equal gradients$",
-    symptom="two losses, such as a discriminator's: the ranks' weights drift apart, or the loss is a little "
-    "worse than on one GPU",
+    symptom="two losses, such as a discriminator's: the loss is a little worse than on one GPU",
     did="called forward twice, then `backward()` twice",
-    cause="a forward pass arms DDP for one backward pass, and the first one uses it up: the second averages "
-    "nothing",
+    cause="a forward pass arms DDP for one backward pass: the second averages nothing",
     cure="one `backward()` of the sum; or forward, backward, forward, backward",
     lesson="08",
 )
@@ -63,9 +61,8 @@ def two_forwards_two_backwards(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^gradients differ by"},
     right="^equal gradients$",
-    symptom="`backward()` twice through one graph: the ranks' weights drift apart, or the loss is a little "
-    "worse than on one GPU",
-    did="called `backward(retain_graph=True)`, and then `backward()` for another loss of the same forward",
+    symptom="`backward()` twice through one graph: the loss is a little worse than on one GPU",
+    did="called `backward(retain_graph=True)`, then `backward()` for another loss",
     cause="a forward pass arms DDP for one backward pass: the second averages nothing",
     cure="one `backward()` of the sum of the losses",
     lesson="08",
@@ -86,10 +83,9 @@ def two_backwards_of_one_forward(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^gradients differ by"},
     right="^equal gradients$",
-    symptom="`no_sync()` in the loop: the ranks' weights drift apart, or with accumulation the loss is worse "
-    "than with one large batch",
-    did="ran a forward pass under `no_sync()`, and its backward pass, which should average, after it; or set "
-    "`require_backward_grad_sync` between the two",
+    symptom="`no_sync()` in the loop: with accumulation the loss is worse than with one large batch",
+    did="ran a forward pass under `no_sync()`, and its backward pass, which should average, after it; or "
+    "set `require_backward_grad_sync` between the two",
     cause="DDP decides in the forward pass whether the backward pass averages",
     cure="the last micro-batch outside of `no_sync()`, forward and backward",
     lesson="08",
@@ -107,6 +103,8 @@ def forward_under_no_sync(rank: int, cured: bool) -> str:
     says={
         0: "one of the variables needed for gradient computation has been modified by an inplace operation"
     },
+    symptom="`RuntimeError: one of the variables needed for gradient computation has been modified by an "
+    "inplace operation`",
     right="^equal gradients$",
     did="with torch 2.11 or older (imitated here): called forward twice before `backward()`, and the "
     "model has a buffer, such as batch norm's",

@@ -67,9 +67,9 @@ class Stream(IterableDataset):
     right="^3 orders in 3 epochs$",
     symptom="the same samples in each epoch, although `set_epoch` is called; some data is never read",
     did="called `set_epoch` on a dataset whose loader has `persistent_workers=True`",
-    cause="the worker processes hold their copy of the first epoch; the call changes the main process's",
-    cure="keep the epoch in a tensor with `share_memory_()`; or let a sampler carry it, which stays in the "
-    "main process; or do without persistent workers",
+    cause="the worker processes hold their copy of the first epoch",
+    cure="keep the epoch in a tensor with `share_memory_()`; or let a sampler carry it; or do without "
+    "persistent workers",
     lesson="10",
     forms_group=False,
 )
@@ -111,7 +111,7 @@ def weighted_draws(rank: int, cured: bool) -> str:
     right="^16 of 16 samples$",
     symptom="two machines learn no faster than one; all machines read the same samples",
     did="gave the sampler `rank=local_rank`",
-    cause="local ranks begin at 0 on each machine, so each machine has the same parts",
+    cause="local ranks begin at 0 on each machine",
     cure="`DistributedSampler(data)` takes the global rank from the group; give both numbers or none",
     lesson="08",
 )
@@ -136,8 +136,7 @@ def private_bytes() -> int:
     symptom="the host's memory is full: N ranks hold N times the data set, or N copies of a checkpoint",
     did="read the data set into memory in each rank, such as a cache of all images",
     cause="each process has its own copy, and each loader's worker may make one more",
-    cure="`torch.load(..., mmap=True)`, `np.memmap` or Arrow files: one copy in the page cache for all ranks "
-    "and workers of a machine",
+    cure="`torch.load(..., mmap=True)`, `np.memmap` or Arrow files: one copy in the page cache of a machine",
     lesson="10",
     timeout_s=30.0,
 )
@@ -170,6 +169,8 @@ class Both(nn.Module):
 @case(
     ERROR,
     says={0: "Expected to have finished reduction in the prior iteration before starting a new one"},
+    symptom="`RuntimeError: Expected to have finished reduction in the prior iteration before starting a "
+    "new one`, with two losses",
     right="^3 steps$",
     did="put two nets with a loss each, as in a GAN, into one DDP",
     cause="each backward pass leaves the other net's parameters without a gradient, and DDP waits for them",
@@ -194,8 +195,8 @@ def two_nets_one_wrapper(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^weights differ$"},
     right="^weights equal$",
-    symptom="the ranks' weights drift apart after a phase of training, such as when a backbone is unfrozen; "
-    "or the loss is a little worse than on one GPU",
+    symptom="from a later phase on, such as when a backbone is unfrozen: the loss is a little worse than on "
+    "one GPU",
     did="set `requires_grad` after the model was wrapped by DDP",
     cause="DDP takes the parameters that require a gradient when it is built, and averages no others",
     cure="wrap again after unfreezing; or unfreeze before, with a learning rate of 0 at first",
@@ -231,6 +232,7 @@ class Speaker(nn.Module):
 @case(
     ERROR,
     says={0: "got mixed torch.Tensor and DTensor"},
+    symptom="`RuntimeError: aten.embedding.default got mixed torch.Tensor and DTensor`",
     right="^generated 3 tokens$",
     did="called another method than `forward` of an FSDP2 model, such as `generate`",
     cause="FSDP2 gathers parameters by hooks of `forward`; another method finds shards",
@@ -286,7 +288,7 @@ def scheduler_before_its_state(rank: int, cured: bool) -> str:
     says={0: "Weights only load failed"},
     right="^rate 0.1$",
     did="saved an object, such as a Namespace, a Path or numpy's state, in a checkpoint",
-    cause="since torch 2.6 `torch.load` reads tensors and plain values alone, unless it is told otherwise",
+    cause="since torch 2.6 `torch.load` reads tensors and plain values alone",
     cure="save plain values: `vars(options)`, `str(path)`; read an old file of your own once with "
     "`weights_only=False`, and save it again",
     lesson="11",
@@ -310,7 +312,7 @@ def sharded_parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     WRONG,
     says={0: r"^AdamW has made no steps$"},
     right=r"^AdamW has made 5 steps$",
-    symptom="after a resume the loss jumps; the optimizer's moments are those of a new one, without an error",
+    symptom="after a resume the loss jumps; the optimizer's moments are those of a new one",
     did="loaded by `dcp.load` into `optimizer.state_dict()` of a new optimizer",
     cause="before its first step its state is empty, so DCP is asked for nothing",
     cure="`get_state_dict(model, optimizer)`, which makes that state; then `dcp.load` and `set_state_dict`",
@@ -346,7 +348,7 @@ def state_of_a_new_optimizer(rank: int, cured: bool) -> str:
     right="^weights of step 1, moments of step 1$",
     symptom="a checkpoint that was saved in the background has the values of two different steps",
     did="passed the state to a thread that writes it while training continues",
-    cause="the thread reads tensors that are on the CPU already, such as step counters, when it gets to them",
+    cause="the thread reads tensors on the CPU, such as step counters, when it gets to them",
     cure="pass copies: `.clone()` what is on the CPU; `dcp.async_save` copies it from torch 2.7 on "
     "([#145408](https://github.com/pytorch/pytorch/pull/145408))",
     lesson="11",
@@ -377,7 +379,7 @@ def later_values_saved(rank: int, cured: bool) -> str:
     right=r"^saved \[1, 1\]$",
     symptom="a checkpoint from a preemption is torn: some parameters are a step ahead of others; or it hangs",
     did="saved in the handler of SIGTERM or SIGUSR1",
-    cause="a handler runs between any two lines, also in the middle of a step, and elsewhere on each rank",
+    cause="a handler runs in the middle of a step, and elsewhere on each rank",
     cure="let the handler set a flag; all ranks agree on it at the end of a step, and save there",
     lesson="13",
     forms_group=False,
@@ -485,7 +487,7 @@ class Ring(torch.autograd.Function):
     right="^the gradient of q is 3.0, not 3.0$",
     symptom="context parallelism: the loss equals that of one process, and training is worse all the same",
     did="wrote a ring whose backward pass uses the keys that this rank had at first",
-    cause="each block needs the keys that travelled; the forward pass alone has been compared",
+    cause="each block needs the keys that travelled",
     cure="save or send the travelling keys again; compare the gradients of q, k and v with one process",
     lesson="20",
 )
@@ -520,8 +522,8 @@ def empty_shard(rank: int, cured: bool) -> str:
     says={0: "^token 0 by the weights of step 0$"},
     right="^token 0 by the weights of step 1$",
     symptom="after each weight sync, log-probabilities of rollout and trainer diverge more and more",
-    did="kept the generator's prefix cache over a weight sync (imitated by a dictionary)",
-    cause="the cache outlives the answers: new requests with an old prompt read keys of old weights",
+    did="kept the generator's prefix cache over a weight sync",
+    cause="new requests with an old prompt read keys of old weights",
     cure="clear it in each sync: vLLM's `pause_generation` does so by default; `reset_prefix_cache()` alone "
     "clears nothing while an answer is in flight",
     lesson="23",
@@ -542,7 +544,7 @@ def cache_outlives_the_weights(rank: int, cured: bool) -> str:
     right="^loss 2.0$",
     symptom="the loss is NaN with N ranks, and never with one",
     did="took a mean over the tokens or boxes that count, on a rank that has none of them",
-    cause="the mean of nothing is 0 / 0, and the all-reduce gives it to all ranks",
+    cause="the mean of nothing is 0 / 0",
     cure="reduce the sum and the number, and divide once; a rank that has none adds zeros",
     lesson="12",
 )

@@ -53,7 +53,7 @@ class Slow(dcp.FileSystemWriter):
     symptom="`AssertionError: metadata is None`, `No such file or directory: '.../.metadata'` in `dcp.load`",
     did="moved `latest`, or deleted the older checkpoint, as soon as `async_save` had returned; then the job "
     "died",
-    cause="the save has only started; a folder without `.metadata` is not complete",
+    cause="the save has only started",
     cure="wait for `future.result()`, then move `latest` and delete; resume from the newest folder with "
     "`.metadata` ([KempnerForge #102](https://github.com/KempnerInstitute/KempnerForge/issues/102))",
     lesson="11",
@@ -103,7 +103,7 @@ def no_token_counts(rank: int, cured: bool) -> str:
     right="^1.3$",
     symptom="with context parallelism the loss is not that of one GPU",
     did="counted tokens, and took the factor, in the data-parallel group",
-    cause="the wrapper averages over the context-parallel ranks, too: a mean of means again",
+    cause="the wrapper averages over the context-parallel ranks, too",
     cure="both over all ranks that the wrapper averages",
     lesson="12",
 )

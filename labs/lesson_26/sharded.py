@@ -39,7 +39,7 @@ def net(sharded_root: bool = True) -> nn.Sequential:
     right="^copies of the head differ: False$",
     symptom="under FSDP2 the loss falls on each rank, but embedding, final norm or head differ between ranks",
     did="called `fully_shard` on the blocks and not on the model, or left a layer outside every unit",
-    cause="a parameter in no unit is a plain tensor: each rank steps with its own gradient of it",
+    cause="a parameter in no unit is a plain tensor, whose gradient nobody averages",
     cure="`fully_shard(model)` last; `assert all(isinstance(p, DTensor) for p in model.parameters())`",
     lesson="19",
 )
@@ -59,12 +59,11 @@ def layer_outside_every_unit(rank: int, cured: bool) -> str:
     HANG,
     says={0: TIMED_OUT, 1: "^trained$"},
     right="^(evaluated|trained)$",
-    stands="one in the forward pass of an evaluation, the others past it, under FSDP, or in their next step",
-    did="evaluated on rank 0 alone, or gave one rank a batch more, under FSDP",
-    cause="each forward pass gathers parameters, so it is a collective; under DDP the same code "
-    "runs if the model has no buffers",
-    cure="all ranks run the same number of forward passes, with padded batches if need be; or gather the "
-    "model once and evaluate a plain copy",
+    stands="one in the forward pass of an evaluation under FSDP, the others past it",
+    did="evaluated on rank 0 alone, or gave one rank a batch more",
+    cause="each forward pass gathers parameters, so it is a collective",
+    cure="the same number of forward passes on all ranks, with padded batches; or gather the model once and "
+    "evaluate a plain copy",
     lesson="19",
 )
 def evaluates_shards_on_rank_0(rank: int, cured: bool) -> str:
@@ -81,9 +80,9 @@ def evaluates_shards_on_rank_0(rank: int, cured: bool) -> str:
     HANG,
     says={0: TIMED_OUT, 1: "^2 tokens$"},
     right="^[23] tokens$",
-    stands="one in the forward pass that makes the next token, the others have ended their text, under FSDP",
-    did="generated texts of different lengths on the ranks of an FSDP model",
-    cause="each token is a forward pass, and each forward pass gathers from all ranks",
+    stands="one in the forward pass that makes the next token, under FSDP; the others have ended their text",
+    did="generated texts of different lengths",
+    cause="each token is a forward pass, which gathers from all ranks",
     cure="all ranks run until the last one has ended, as `generate(synced_gpus=True)` of transformers does",
     lesson="19",
 )
@@ -133,7 +132,7 @@ class Mixture(nn.Module):
     symptom="a mixture of experts learns worse with activation checkpointing; or `Recomputed values for the "
     "following tensors have different metadata` on some ranks, and the others wait",
     did="recomputed a block whose router chooses again: its bias has moved, or the choice is not repeatable",
-    cause="the gradients are those of other experts; if the counts differ, so do the shapes and exchanges",
+    cause="the gradients are those of other experts, and shapes may differ",
     cure="selective checkpointing that saves `aten.topk`, and the all-to-alls; move the bias after the step",
     lesson="21",
 )
@@ -150,9 +149,9 @@ def router_chooses_again(rank: int, cured: bool) -> str:
     says={0: "^shards are equal: True$"},
     right="^shards are equal: False$",
     symptom="a model that starts on a CPU mesh with `to_empty` and `init_weights` begins with equal shards",
-    did="gave all ranks the same seed, as DTensor wants it, on a mesh of CPUs",
-    cause="on GPUs DTensor moves each rank's generator to its shard; on a CPU it warns once, and does not",
-    cure="on a CPU: seed by the rank along the dimensions that divide, or load rank 0's values",
+    did="gave all ranks the same seed, as DTensor wants it",
+    cause="DTensor moves each rank's generator to its shard on GPUs only",
+    cure="seed by the rank along the dimensions that divide, or load rank 0's values",
     lesson="22",
 )
 def equal_shards_at_random(rank: int, cured: bool) -> str:

@@ -106,8 +106,8 @@ if not torch.cuda.is_available():
     right="^listens$",
     symptom="`DistNetworkError: The server socket has failed to listen on any local network address. port: "
     "PORT, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use`",
-    did="started a job with the port of another one, or of a leftover of the last one",
-    cause="the port of the store is taken, 29500 by default",
+    did="started a second job, or left one behind",
+    cause="it holds the store's port, 29500 by default",
     cure="`ss -ltnp 'sport = :29500'` shows who holds it; `torchrun --standalone`, or on several nodes "
     "another port for all",
     lesson="02",
@@ -147,8 +147,7 @@ def unknown_interface(rank: int, cured: bool) -> str:
     right="^2 ranks$",
     symptom="`DistNetworkError: The client socket has timed out after N ms while trying to connect to "
     "(HOST, PORT).`",
-    did="set a MASTER_ADDR and MASTER_PORT at which nobody answers, such as a name that this machine cannot "
-    "resolve, or let torchrun announce one",
+    did="set a MASTER_ADDR and MASTER_PORT at which nobody answers, or let torchrun announce them",
     cause="the name does not resolve (a pod's is known to itself alone); rank 0 has failed, or has not "
     "started; it has another MASTER_PORT; a firewall",
     cure="`getent hosts HOST` and `nc -zv HOST PORT` on the machine of the rank that says it; rank 0's log; "
@@ -295,7 +294,7 @@ def lambda_for_another_process(rank: int, cured: bool) -> str:
     right="^1 ranks ran, exit code 0$",
     symptom="the job ends at once with exit code 0 and has trained nothing",
     did="called `mp.spawn(..., nprocs=torch.cuda.device_count())` on a machine without a GPU",
-    cause="no process is started, and nothing complains",
+    cause="no process is started",
     cure="assert that the expected ranks have reported",
     lesson="01",
     forms_group=False,
@@ -391,7 +390,7 @@ def optimizer_of_another_model(rank: int, cured: bool) -> str:
     right=r"^steps made: \[1, 2, 3, 4\]$",
     symptom="after a restart the step counter begins at one again",
     did="let `--max-restarts` or the queue restart a script that saves or reads nothing",
-    cause="a restart runs the script from its top; nothing was saved or read",
+    cause="a restart runs the script from its top",
     cure="save each few steps, and look for a checkpoint first",
     lesson="13",
     forms_group=False,

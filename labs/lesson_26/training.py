@@ -32,7 +32,7 @@ class TwoHeads(nn.Module):
     ERROR,
     says={0: "Expected to have finished reduction in the prior iteration before starting a new one"},
     right="^2 steps$",
-    did="left a parameter of a net out of its only loss, such as a layer that forward skips",
+    did="left a parameter out of the loss, such as a layer that forward skips",
     cause="DDP waits for its gradient; the error comes one step late",
     cure="remove or freeze it, or `find_unused_parameters=True`",
     lesson="08",
@@ -104,12 +104,13 @@ if not torch.cuda.is_available():
 @case(
     ERROR,
     says={0: "got mixed torch.Tensor and DTensor"},
+    symptom="`RuntimeError: aten.mul.Tensor got mixed torch.Tensor and DTensor`, or with "
+    "`aten._foreach_norm.Scalar`",
     right="^summed$",
-    did="used a plain tensor and a parameter of FSDP or TP in one operation, or clipped both in one call "
-    "(`aten._foreach_norm.Scalar`); of an FSDP2 model: called another method than `forward`",
+    did="used a plain tensor and a parameter of FSDP or TP in one operation, or clipped both in one call",
     cause="the parameter is a DTensor: its operation runs on all ranks",
     cure="`DTensor.from_local`, `distribute_tensor`, or `to_local()` on purpose; clip each mesh by itself "
-    "(lesson 22); `register_fsdp_forward_method(model, 'generate')` (lesson 19)",
+    "(lesson 22); in another method than `forward`: the row above",
     lesson="17",
 )
 def mixed_with_dtensor(rank: int, cured: bool) -> str:

@@ -46,8 +46,8 @@ def collective_on_rank_0(rank: int, cured: bool) -> str:
     symptom="`RuntimeError: ... Connection closed by peer` or `Connection reset by peer`",
     right="^8.0$",
     did="let one rank end while others wait for it",
-    cause="an echo: the error to look for is that of the rank that left",
-    cure="find the first error; `@record` of `torch.distributed.elastic.multiprocessing.errors` on `main`",
+    cause="an echo of the rank that left",
+    cure="find that rank's error; `@record` of `torch.distributed.elastic.multiprocessing.errors` on `main`",
     lesson="00",
 )
 def a_rank_has_left(rank: int, cured: bool) -> float:
@@ -64,7 +64,7 @@ def a_rank_has_left(rank: int, cured: bool) -> float:
     symptom="`exitcode: -9`, in torchrun's summary `Signal 9 (SIGKILL)`; no traceback; `Killed` in a shell; "
     "exit code 137 or `OOMKilled` in Kubernetes or Docker",
     right="^8.0$",
-    did="took more memory, with all ranks and their loaders, than the machine or the container has",
+    did="took more memory than the machine or the container has",
     cause="mostly the kernel: `sudo dmesg -T` has `Out of memory: Killed process`; else an eviction, a "
     "preemption, a time limit, or torchrun itself, 30 s after SIGTERM (`kubectl describe pod`, "
     "`sacct -j JOB`)",
@@ -103,9 +103,8 @@ def tensor_of_another_device(rank: int, cured: bool) -> float:
     says={1: "NaN found in input tensor"},
     right="^inf or nan: False$",
     did="set `TORCH_DIST_NAN_CHECK=1`, and rank 1 passed a NaN",
-    cause="torch looks at what goes into each collective, and stops the rank that brings it; gloo too",
-    cure="look at that rank's batch and loss; without the variable all ranks have NaN after the call; over "
-    "nccl before torch 2.15 `TORCH_NCCL_NAN_CHECK=1`",
+    cause="torch looks at what goes into each collective, and stops the rank that brings it",
+    cure="look at that rank's batch and loss; over nccl before torch 2.15 `TORCH_NCCL_NAN_CHECK=1`",
     lesson="10",
     forms_group=False,
 )
@@ -142,7 +141,7 @@ def detail_with_ddp(rank: int, cured: bool) -> str:
     says={0: r"Rank 1 failed to pass monitoredBarrier in 1000 ms"},
     right="^through$",
     did="called `monitored_barrier`, and a rank is missing",
-    cause="rank 1 is elsewhere: this barrier names it",
+    cause="rank 1 is elsewhere",
     cure="look at what the named rank does instead",
     lesson="12",
 )
@@ -157,8 +156,8 @@ def monitored_barrier(rank: int, cured: bool) -> str:
     says={0: TIMED_OUT},
     right="^8.0$",
     stands="all but one in the call; that one works: it computes, reads or writes",
-    did="let a rank work longer than the time-out, such as downloading or preparing data, or compiling what "
-    "another node has in its cache",
+    did="let a rank work longer than the time-out: downloading, preparing data, or compiling what another "
+    "node has in its cache",
     cause="nobody is missing, one is late",
     cure="a longer `timeout=` for this group, or a barrier of a second group that has one; if ranks compile, "
     "a dummy step before that barrier",
@@ -196,6 +195,7 @@ def one_batch_more(rank: int, cured: bool) -> str:
 @case(
     ERROR,
     says={ANY: "op.preamble.length <= op.nbytes"},
+    symptom="`what(): op.preamble.length <= op.nbytes. 32 vs 20`, in an evaluation",
     right="^2 epochs$",
     did="evaluated on rank 0 alone, by `ddp(x)`",
     cause="DDP's forward pass broadcasts buffers; the others continue, and the calls no longer match",
@@ -219,7 +219,7 @@ def evaluates_on_rank_0(rank: int, cured: bool) -> str:
     says={0: TIMED_OUT},
     right="^(1|2) of 2 batches$",
     stands="one in `backward()`, another one in the next forward or past the loop",
-    did="skipped a batch by `continue`, on the rank whose loss was not finite",
+    did="skipped a batch by `continue` where the loss was not finite",
     cause="the other rank waits in the backward pass",
     cure="skip on all ranks: all-reduce whether the loss is finite",
     lesson="12",
@@ -265,7 +265,7 @@ def stops_early(rank: int, cured: bool) -> str:
     says={0: TIMED_OUT},
     right="^64 numbers$",
     stands="rank 0 in `full_tensor()` or `state_dict`, the others in the next step",
-    did="called `full_tensor()` or asked for a full state dict on rank 0 alone",
+    did="called it on rank 0 alone",
     cause="it gathers the shards of all ranks",
     cure="all ranks gather, rank 0 writes",
     lesson="19",
@@ -283,8 +283,8 @@ def gathers_on_rank_0(rank: int, cured: bool) -> str:
     right="^1.0$",
     stands="two in `send`, to each other; over nccl often in the next synchronization",
     did="called `send`, then `recv`, on both ranks",
-    cause="each waits until the other receives; gloo never holds a message, nccl's buffers sometimes do: "
-    "small ones pass, and larger ones hang ([#129341](https://github.com/pytorch/pytorch/issues/129341))",
+    cause="each waits until the other receives; nccl's buffers may hold small messages, so only larger ones "
+    "hang ([#129341](https://github.com/pytorch/pytorch/issues/129341))",
     cure="`batch_isend_irecv`",
     lesson="03",
     forms_group=False,
@@ -329,7 +329,7 @@ def kinds_in_another_order(rank: int, cured: bool) -> tuple[float, float]:
     HANG,
     says={ANY: TIMED_OUT},
     right="^4.0$",
-    stands="each rank in another group's call, waiting for the other rank",
+    stands="each rank in another group's call",
     did="used two groups in a different order on each rank",
     cause="each rank waits in a group that the other has not reached yet",
     cure="one order of groups for all ranks",
@@ -353,7 +353,7 @@ def groups_in_another_order(rank: int, cured: bool) -> float:
     stands="one in `new_group`, the others elsewhere",
     did="called `new_group` on some ranks only",
     cause="a member does not call it",
-    cure="call it on all ranks, members or not, in one order: a group is named by counting the calls",
+    cure="call it on all ranks, members or not, in one order",
     lesson="04",
 )
 def new_group_on_one_rank(rank: int, cured: bool) -> str:
@@ -369,8 +369,8 @@ def new_group_on_one_rank(rank: int, cured: bool) -> str:
     stands="all members in the first collective of their sub-group; other ranks are through, perhaps with "
     "a wrong sum; not each time",
     did="called `new_group` once on each rank, with the list of its own group",
-    cause="a group is named by counting the calls: both groups get the same name and meet under the same "
-    "keys of the store, where each rank takes whom it finds",
+    cause="a group is named by counting the calls: both groups get the same name, and their ranks meet "
+    "under the same keys of the store",
     cure="each rank makes all groups, in one order: `new_subgroups_by_enumeration` or `init_device_mesh` "
     "([#130102](https://github.com/pytorch/pytorch/issues/130102))",
     lesson="04",
@@ -395,8 +395,8 @@ def new_group_of_its_own(rank: int, cured: bool) -> float:
     says={0: r"Timed out after \d+ seconds waiting for clients. 1/2 clients joined"},
     right="^met 2$",
     did="started fewer ranks than WORLD_SIZE, or one failed before `init_process_group`",
-    cause="it failed before, or WORLD_SIZE is too large; on several nodes, each may meet itself at "
-    "`localhost`, such as by `$(scontrol ...)` in a container that has no scontrol",
+    cause="rank 0 waits for all of them; on several nodes, each may meet itself at `localhost`, such as by "
+    "`$(scontrol ...)` in a container that has no scontrol",
     cure="start all of them; look at the missing one's log",
     lesson="02",
     forms_group=False,
@@ -416,8 +416,8 @@ def a_rank_does_not_come(rank: int, cured: bool) -> str:
     right="^ready$",
     did="called `store.get` or `store.wait` for a key that nobody sets",
     cause="the rank that should set it failed, or spells it differently",
-    cure="one constant for the key on both sides; set it only when the data is there; on a failure set "
-    "another key, which the waiting rank looks at, too; a time-out of your own",
+    cure="one constant for the key on both sides; on a failure set another key, which the waiting rank "
+    "looks at, too; a time-out of your own",
     lesson="02",
 )
 def a_key_that_nobody_sets(rank: int, cured: bool) -> str:

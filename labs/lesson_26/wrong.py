@@ -30,7 +30,7 @@ HITS = torch.tensor([1.0, 1, 0, 0, 0])  # of five images, two are recognised
     says={0: r"^\(101.0, 101.0\)$"},
     right=r"^\(2.0, 200.0\)$",
     symptom="metrics have each other's values, or the loss is as large as the step counter",
-    did="reduced metrics in the order of a dict, and the order differs by rank",
+    did="reduced metrics in the order of a dict, which differs by rank",
     cause="same shape, same kind: the calls are paired wrongly and nothing notices, not even DETAIL",
     cure="sort the keys, or stack the values into one tensor",
     lesson="04",
@@ -67,7 +67,7 @@ def types_differ(rank: int, cured: bool) -> float:
     right=r"^\[3.0, 3.0, 3.0, 3.0\]$",
     symptom="a reduced value is right on rank 0 and arbitrary elsewhere",
     did="called `reduce` to rank 0, and used the result on rank 1, too",
-    cause="only the destination has it; elsewhere the tensor may hold anything",
+    cause="only the destination has it",
     cure="`all_reduce`, or use it on `dst` alone",
     lesson="04",
 )
@@ -122,7 +122,7 @@ def sum_in_bfloat16(rank: int, cured: bool) -> float:
     WRONG,
     says={0: "^(?!equal)differ by"},
     right="^equal$",
-    symptom="the ranks' weights drift apart; N GPUs learn like one; checkpoints depend on the rank",
+    symptom="N GPUs learn like one; checkpoints depend on the rank",
     did="called `ddp.module(x)` in the forward pass, or took the loss through it",
     cause="it goes around DDP, which averages no gradient then",
     cure="call the wrapper: `ddp(x)`",
@@ -154,8 +154,8 @@ def spread(x: torch.Tensor) -> str:
     right="^1.0 of the gradient$",
     symptom="gradients are N times too small; more GPUs learn slower",
     did="took a loss with `reduction='sum'` under DDP",
-    cause="DDP divides by the number of ranks: it averages, and a sum should be added up; a loss with a raw "
-    "`dist.all_reduce` in it shows the same 1/N (`all_reduce_in_forward`)",
+    cause="DDP averages, and a sum should be added up; a raw `dist.all_reduce` in the loss shows the same "
+    "1/N (`all_reduce_in_forward`)",
     cure="a mean; or multiply the loss by the number of ranks",
     lesson="06",
 )
@@ -171,7 +171,7 @@ def summed_loss(rank: int, cured: bool) -> str:
     says={0: "^2.0$"},
     right="^1.7$",
     symptom="the validation loss changes with the number of ranks",
-    did="averaged the ranks' means, and the ranks have 4 and 1 samples",
+    did="averaged the ranks' means",
     cause="a mean of means is not the mean: few samples weigh as much as many",
     cure="sum and count; weigh each rank by its samples",
     lesson="06",
@@ -193,7 +193,7 @@ def mean_of_means(rank: int, cured: bool) -> float:
     right="^0.4$",
     symptom="accuracy is 1/N of what one process has",
     did="divided a rank's own hits by the size of the whole test set",
-    cause="a rank has 1/N of the samples, and divides its hits by all of them",
+    cause="a rank has 1/N of the samples",
     cure="reduce both, then divide",
     lesson="10",
 )
@@ -227,9 +227,9 @@ def padded_evaluation(rank: int, cured: bool) -> float:
     says={0: "^same order in 3 epochs$"},
     right="^another order in each of 3 epochs$",
     symptom="the same batches in the same order in each epoch",
-    did="left out `sampler.set_epoch(epoch)`; or called it, with `persistent_workers=True`, on the dataset",
-    cause="the sampler's seed is all that it shuffles by; workers that persist hold the first epoch's copy",
-    cure="call it on the sampler before each epoch; for workers see `epoch_in_workers`",
+    did="left out `sampler.set_epoch(epoch)`",
+    cause="the sampler shuffles by its seed and the epoch",
+    cure="call it before each epoch; if you do, see `epoch_in_workers`",
     lesson="06",
 )
 def no_set_epoch(rank: int, cured: bool) -> str:
@@ -265,7 +265,7 @@ def one_seed_for_all(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^4 of 16 samples twice, 4 never$"},
     right="^0 of 16 samples twice, 0 never$",
-    symptom="some samples are read by two ranks, others by none, without an error",
+    symptom="some samples are read by two ranks, others by none",
     did="seeded the sampler by rank or by time, such as `DistributedSampler(data, seed=seed + rank)`",
     cause="each rank cuts its part out of another order",
     cure="one seed for all samplers; seeds by rank for dropout and augmentation alone "
@@ -315,7 +315,7 @@ def stream_on_all_ranks(rank: int, cured: bool) -> str:
     WRONG,
     says={0: "^loss 1.0, 1.0, 1.0$"},
     right="^loss 1.0, 0.64, 0.41$",
-    symptom="the loss does not move after `fully_shard`, without an error",
+    symptom="the loss does not move after `fully_shard`",
     did="made the optimizer before `fully_shard`",
     cause="it holds the parameters that are no longer those of the model",
     cure="shard first, then make the optimizer",
@@ -392,8 +392,7 @@ def tokens_weigh_differently(rank: int, cured: bool) -> float:
     cause="autograd does not see it: what the other rank's loss owes to this x is lost",
     cure="torch 2.11 or newer: `_functional_collectives.all_reduce` (older: no gradient, "
     "[#168140](https://github.com/pytorch/pytorch/pull/168140); there "
-    "`torch.distributed.nn.functional.all_reduce`, which 2.15 deprecates); where "
-    "all ranks share one loss, g of lesson 17 instead",
+    "`torch.distributed.nn.functional.all_reduce`); where all ranks share one loss, g of lesson 17 instead",
     lesson="17",
 )
 def all_reduce_in_forward(rank: int, cured: bool) -> str:
@@ -427,7 +426,7 @@ class SumOfRanks(torch.autograd.Function):
     right="^gradient 1.0$",
     symptom="gradients of a row-parallel layer are N times too large",
     did="used a functional all-reduce in tensor parallelism by hand, where all ranks compute one loss",
-    cause="its backward pass adds up N equal gradients; it should be the identity there",
+    cause="its backward pass adds up N equal gradients",
     cure="an autograd function that returns the gradient unchanged, or DTensor",
     lesson="17",
 )
@@ -445,7 +444,7 @@ def all_reduce_before_one_loss(rank: int, cured: bool) -> str:
     symptom="gradients are smaller than the clipping norm says; the loss, or the logged norm (grad_norm), "
     "depends on N",
     did="clipped gradients before they were averaged",
-    cause="each rank clips by its own norm: the mean is that of other vectors",
+    cause="each rank clips by its own norm",
     cure="average first, then clip",
     lesson="10",
 )
