@@ -52,48 +52,62 @@ def equal_shards(mesh: DeviceMesh) -> bool:
     return all(torch.equal(row, rows[0]) for row in rows)
 
 
-def main() -> None:
-    device = setup()
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-
-    tp = 2 if ranks % 2 == 0 else 1
-    mesh = init_device_mesh(device.type, (ranks // tp, tp), mesh_dim_names=("dp", "tp"))
-    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
-    place = position(rank, sizes)
+def check_groups(mesh: DeviceMesh, sizes: Sizes, device: torch.device) -> None:
+    """Torch places this rank as we do, and a sum along each dimension is that of its members."""
+    rank = dist.get_rank()
     for name in sizes:
-        assert mesh.get_local_rank(name) == place[name], "torch counts as we do"
+        assert mesh.get_local_rank(name) == position(rank, sizes)[name], "torch counts as we do"
         group = mesh.get_group(name)
         assert dist.get_process_group_ranks(group) == members(rank, sizes, name), f"along {name}"
         total = torch.tensor([float(rank)], device=device)
         dist.all_reduce(total, group=group)
         assert total.item() == sum(members(rank, sizes, name)), f"the sum along {name}"
-    both = mesh["dp", "tp"]._flatten("dp_tp")  # two dimensions joined into one; private, and widely used
-    assert dist.get_process_group_ranks(both.get_group()) == list(range(ranks))
 
-    batch = range(ROWS * mesh["dp"].size())
-    dp = mesh.get_local_rank("dp")
+
+def own_share(batch: range, mesh: DeviceMesh, both: DeviceMesh, sizes: Sizes) -> dict:
+    """The place of this rank on ``mesh``, and the rows and random numbers that follow from it."""
+    rank, dp = dist.get_rank(), mesh.get_local_rank("dp")
     sampler = DistributedSampler(batch, num_replicas=mesh["dp"].size(), rank=dp, shuffle=False)
-    mine = {
-        "position": place,
+    return {
+        "position": position(rank, sizes),
         "groups": {name: members(rank, sizes, name) for name in sizes},
         "rows": list(sampler),  # divided along dp, repeated along tp
         "dropout of whole activations": random_numbers(seed=dp),
         # another range: the two kinds must not share a stream
         "dropout of parts of them": random_numbers(seed=1000 + both.get_local_rank()),
     }
-    everyone = [mine] * ranks
-    dist.all_gather_object(everyone, mine)
+
+
+def check_shares(mine: dict, everyone: list[dict], batch: range) -> None:
+    """This rank's rows and random numbers beside those of all ranks."""
     for other in everyone:
-        same_dp = other["position"]["dp"] == dp
+        same_dp = other["position"]["dp"] == mine["position"]["dp"]
         for what in ("rows", "dropout of whole activations"):
             assert (other[what] == mine[what]) == same_dp, f"{what}: the same along tp, others along dp"
         alike = other["dropout of parts of them"] == mine["dropout of parts of them"]
-        assert alike == (other["position"] == place), "parts: each rank draws its own numbers"
+        assert alike == (other["position"] == mine["position"]), "parts: each rank draws its own numbers"
     read = [row for other in mine["groups"]["dp"] for row in everyone[other]["rows"]]
     assert sorted(read) == list(batch), "along dp, each row is read once"
+
+
+def main() -> None:
+    device = setup()
+    ranks = dist.get_world_size()
+    tp = 2 if ranks % 2 == 0 else 1
+    mesh = init_device_mesh(device.type, (ranks // tp, tp), mesh_dim_names=("dp", "tp"))
+    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
+    check_groups(mesh, sizes, device)
+    both = mesh["dp", "tp"]._flatten("dp_tp")  # two dimensions joined into one; private, and widely used
+    assert dist.get_process_group_ranks(both.get_group()) == list(range(ranks))
+
+    batch = range(ROWS * sizes["dp"])
+    mine = own_share(batch, mesh, both, sizes)
+    everyone = [mine] * ranks
+    dist.all_gather_object(everyone, mine)
+    check_shares(mine, everyone, batch)
     repeated = equal_shards(both)
     assert repeated == (device.type == "cpu"), "on a CPU shards are equal, on GPUs they differ"
-    if rank == 0:
+    if dist.get_rank() == 0:
         for number, report in enumerate(everyone):
             print(f"[rank {number}] {report['position']}, groups {report['groups']}, rows {report['rows']}")
         print(f"DTensor, the same seed on all ranks: each rank draws the same shard: {repeated}")

@@ -76,8 +76,8 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="22_norm",
-            old='partial(fsdp_tp, data=("dp", "tp"))',
-            new="fsdp_tp",
+            old='fsdp_tp(job, data=("dp", "tp"))',
+            new="fsdp_tp(job)",
             told="rows of its own for each rank should give another loss",
         ),
         ranks=4,

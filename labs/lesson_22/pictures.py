@@ -65,5 +65,5 @@ def strategies(table: dict[str, dict]) -> None:
         "holds at the peak: most in one process, less with DDP, much less with FSDP, tensor and pipeline "
         "parallelism. On the right what it has to send in a step: most with FSDP, tensor and context "
         "parallelism, hardly anything with a pipeline; strokes show that gloo sends more wherever there is a"
-        " reduce-scatter. Below a dashed line three rows of a larger model with experts.",
+        " reduce-scatter. Below a dashed line four rows of a larger model with experts.",
     )

@@ -131,6 +131,7 @@ def clip_by_mesh(
 
     Returns the norm before. The norm of each mesh comes from torch; all are clipped by the norm of them all.
     Parameters in ``counted_elsewhere`` are clipped too, but another stage counts them in the norm.
+    Not for parts that DTensor does not know as such: experts cut along ep by hand, parts as plain tensors.
     """
     parameters = list(parameters)
     elsewhere = {id(p) for p in counted_elsewhere}

@@ -5,7 +5,6 @@ Run it:      torchrun --standalone --nproc-per-node=4 labs/lesson_22/proof_norm.
 
 import copy
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -80,7 +79,7 @@ def rows_of_their_own(truths: Truths, cfg: Config) -> str:
     """FSDP x TP whose data loader goes by the rank of the world: what one process says of it."""
     what = "each rank reads rows of its own"
     job = truths.job(what)
-    row = partial(fsdp_tp, data=("dp", "tp"))(job)
+    row = fsdp_tp(job, data=("dp", "tp"))
     step = finish_step(row, row.step(0))
     ours = [Step(step.loss, step.gradients)]
     alone = [Step(job.truth.steps[0].loss, job.truth.steps[0].gradients)]
