@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -283,6 +284,7 @@ class Checkpoints:
         self.save(step)
         if not self.wait():
             time.sleep(AGAIN_S)
+            self.failures = 0  # or ``save``, after one failure, would call ``finish``
             self.save(step)
         if not self.wait() and dist.get_rank() == 0:
             newest = [path.name for path in complete_in(self.folder)] or ["the start"]
@@ -430,4 +432,4 @@ def fingerprint(value: object) -> str:
         return str({name: fingerprint(of) for name, of in value.items()})
     if isinstance(value, list | tuple):
         return str([fingerprint(of) for of in value])
-    return repr(value)
+    return hashlib.sha256(pickle.dumps(value)).hexdigest()  # repr leaves out the middle of a large array
