@@ -86,6 +86,12 @@ FAULTS: list[Fault] = [
         ),
         Fault(
             lab="20_ways",
+            old="    out = ring_attention(q, k, v, outer)\n",
+            new="    exchange(v, cut=-3, join=-2, group=inner)\n    out = ring_attention(q, k, v, outer)\n",
+            told="Ulysses x ring: a rank sends (",
+        ),
+        Fault(
+            lab="20_ways",
             old="checkpoint(block, q.requires_grad_(), use_reentrant=False)",
             new="block(q.requires_grad_())",
             told="bytes, expected 196,608",
