@@ -26,7 +26,7 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]  # tokens and labels, (sequences,
 
 
 def micro_batches_of(rank: int, step: int, sharded: bool, device: torch.device) -> list[MicroBatch]:
-    """Of 4 sequences each, padded to the longest of its micro-batch. Under DDP rank r has 2 + r of them.
+    """Micro-batches of 4 sequences, padded to the longest in the micro-batch. Under DDP rank r has 2 + r.
 
     A sharded model gathers its parameters in each forward pass, so all ranks need the same number: 3.
     """

@@ -17,7 +17,7 @@ class Int8Mean:
     Args:
         like: a gradient, (numel,), float64, for size, dtype and device. ``numel`` is a multiple of the ranks.
 
-    ``residual``, (numel,), is what this rank was given and has not come back yet.
+    ``residual``, (numel,), is what this rank was given that has not come back yet.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
