@@ -77,7 +77,7 @@ def of_fsdp(tokens: float, ranks: int, machine: Machine, block: float = float("i
 def of_tp(width: int, block: int, tp: int, machine: Machine) -> float:
     """The same for a block of so many parameters; the tokens cancel."""
     near = min(tp, machine.node)
-    moved = 10 * all_gather(2 * width, tp, near, machine)
+    moved = 8 * all_gather(2 * width, tp, near, machine)
     return moved / (6 * block / tp / machine.flops)
 
 

@@ -120,6 +120,10 @@ def test_the_page_has_the_formulas_numbers():
             assert f"{from_tokens.by_bytes:,.0f}" in PAGE and f"{from_tokens.tokens:,.0f}" in PAGE
         ratio = gpu.peak * gpu.gemm / (gpu.link * network.reached)
         assert f"28,672 / {int(ratio):,} = {int(28_672 / ratio)}" in PAGE
+    rates = (Network(), Network(card=12.5e9))
+    all_bytes = [fsdp_hides_from(1e12, 2048, gpu_named("h100"), rate).by_bytes for rate in rates]
+    backward = "{:,.0f} at 400 Gb/s, {:,.0f} at 100".format(*(round(9 / 8 * size, -2) for size in all_bytes))
+    assert f"(6/4 in the backward pass alone: {backward})" in PAGE
     h100, slow = gpu_named("h100"), Network(card=12.5e9)
     few, many = (fsdp_hides_from(218e6, ranks, h100, slow).tokens for ranks in (128, 2048))
     assert f"8B on H100 needs {few:,.0f} on 16 nodes, {many:,.0f} on 256" in PAGE
@@ -181,7 +185,7 @@ def test_the_page_has_what_is_planned_of_two_torchtitan_runs():
     planned = step_time(row.model, layout, row.batch, gpu_named(row.gpu), row.network).total
     assert f"its bytes hide, and it is planned at {planned:.1f} s" in PAGE
     took = 1 / (1 + long.deviation())
-    assert f"s are {1 - took:.0%} too few".replace("%", " %") in PAGE
+    assert f"s is {1 - took:.0%} too low".replace("%", " %") in PAGE
 
 
 def test_the_page_has_lesson_20s_positions_of_a_rank():

@@ -12,6 +12,7 @@ from typing import Any
 
 from rank_tools.planner import Layout, Memory, Network, gpu_named, memory_of, model_named, stack_named
 from rank_tools.planner.hardware import GIB, by_rule
+from rank_tools.planner.search import ERROR_OUTSIDE
 from rank_tools.planner.stack import MIXED
 from rank_tools.planner.step import most_traffic, step_time
 
@@ -32,6 +33,8 @@ ROWS = {
     "FSDP 8 x PP 8": Layout(dp=8, pp=8, resharding=False, **SHARDED),
 }
 TO_FIT = 0.92 * 80  # GiB
+KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "working")
+DIMENSIONS = ("dp", "replicate", "tp", "cp", "pp")
 
 
 def held(layout: Layout) -> Memory:
@@ -53,20 +56,26 @@ def seconds(layout: Layout, network: Network) -> float:
 
 
 def table() -> str:
-    kinds = ("parameters", "gradients", "optimizer", "gathered", "activations", "working")
     lines = [
-        f"| strategy | {' | '.join(kinds)} | GiB in all | sent, GB | s at 400 Gb/s | at 100 |",
-        "|---" * (len(kinds) + 5) + "|",
+        f"| strategy | {' | '.join(KINDS)} | GiB in all | sent, GB | s at 400 Gb/s | at 100 |",
+        "|---" * (len(KINDS) + 5) + "|",
     ]
     for name, layout in ROWS.items():
         memory = held(layout)
-        cells = [f"{getattr(memory, kind) / GIB:.1f}" for kind in kinds]
+        cells = [f"{getattr(memory, kind) / GIB:.1f}" for kind in KINDS]
         total = memory.total / GIB
-        cells.append(f"{total:.1f}{'' if total < TO_FIT else ', does not fit'}")
+        cells.append(f"{total:.1f}{fits(total)}")
         cells.append(f"{sum(sent(layout).values()) / 1e9:.0f}")
         cells += [f"{seconds(layout, network):.2f}" for network in (Network(), SLOW)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def fits(total: float) -> str:
+    """What the table says of so many GiB: nothing if they fit with room for the planner's error."""
+    if total >= TO_FIT:
+        return ", does not fit"
+    return ", tight" if total * (1 + ERROR_OUTSIDE[0]) > TO_FIT else ""
 
 
 def draw(path: Path) -> None:
@@ -84,13 +93,14 @@ def draw(path: Path) -> None:
     )
     right.set(xlabel="GB that a rank sends in a step")
     left.invert_yaxis()
-    left.legend(fontsize=11)
-    right.legend(fontsize=11)
+    for axis, names, title in ((left, KINDS, "holds"), (right, DIMENSIONS, "sends along")):
+        bars = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+        axis.legend([bars[name] for name in names], names, fontsize=11, title=title)
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def stack(axis, y: int, parts: dict[str, float], greys: tuple, hatches: tuple, along: bool = False) -> None:
-    order = ("dp", "replicate", "tp", "cp", "pp") if along else tuple(parts)
+    order = DIMENSIONS if along else KINDS
     edge = 0.0
     for colour, hatch, name in zip(greys, hatches, order, strict=False):
         if parts.get(name, 0.0) <= 0:

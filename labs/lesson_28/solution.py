@@ -17,8 +17,8 @@ def step_seconds(model: Model, layout: Layout, sequences: int, gpu: Gpu, network
     """Return the seconds of a step as the formulas of this lesson have them.
 
     * Compute: ``per_token(model, CAUSAL)`` operations for each token, at ``gpu.peak * gpu.gemm`` a rank.
-    * TP: in each block of this rank, ten times its tokens x width in bfloat16, each a ``gather_seconds`` of
-      TP ranks in one node. It has ``model.layers`` / PP blocks. Nothing of it is hidden.
+    * TP: in each block of this rank, ten times, as in Megatron, its tokens x width in bfloat16, each a
+      ``gather_seconds`` of TP ranks in one node. It has ``model.layers`` / PP blocks. Nothing of it hides.
     * The bubble: the rank waits (PP - 1) / VPP times as long as compute and TP take for one micro-batch.
     * DP: six bytes of each parameter of this rank's part, which is 1 / (TP x PP) of all. It is one
       ``gather_seconds`` of DP ranks. It hides behind compute and TP of one micro-batch; only what is left
