@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     model = fully_shard(copy.deepcopy(alone))
     optimizer = torch.optim.Adam(model.parameters())
     mine = batches[:, dist.get_rank() :: dist.get_world_size()]
-    if not (folder / ".metadata").exists():  # it is written last, when all ranks are in the save
+    if not (folder / ".metadata").exists():  # written last, when all are in the save; on NFS, let rank 0 look
         train(model, optimizer, mine[:3])
         save(model, optimizer, folder)
         told = "step 3 is saved"
