@@ -86,6 +86,19 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="18_faults",
+        old="    saved = [optimizer.optim.state_dict()]\n",
+        new="    optimizer.consolidate_state_dict(to=0)\n"
+        "    saved = [optimizer.state_dict() if group.rank == 0 else None]\n",
+        told="rank 0's own state, in torch's class: loaded",
+    ),
+    Fault(
+        lab="18_faults",
+        old="    optimizer.load_state_dict(saved[0])\n    train(again",
+        new="    train(again",
+        told="resumed",
+    ),
+    Fault(
+        lab="18_faults",
         old='{"overlap_with_ddp": True}',
         new='{"overlap_with_ddp": False}',
         told="overlap_with_ddp=True alone has moved",

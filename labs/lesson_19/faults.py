@@ -71,6 +71,12 @@ FAULTS: list[Fault] = [
         told="all_gather 1, by the formula 2",
     ),
     Fault(
+        lab="19_units",
+        old="        unit.set_modules_to_backward_prefetch([unit])  #",
+        new="        #",
+        told="without prefetching the peak should be lower",
+    ),
+    Fault(
         lab="19_details",
         old="clip_grad_norm_(shard, ",
         new="clip_grad_norm_(alone.parameters(), ",

@@ -229,8 +229,8 @@ def muon(mesh: DeviceMesh, group: Group, cfg: Config) -> None:
     if error > 0.01 or off < 0.3:  # it computes in bfloat16
         raise CourseError(f"Muon: on DTensors off by {error:.4f}, on local rows by {off:.2f}")
     print_on_rank_0(
-        f"Muon on DTensors: as one process but for bfloat16, {log.count('all_gather')} all-gathers for a "
-        "matrix; on each rank's rows alone it is another step"
+        "Muon on DTensors: equal to one process up to bfloat16 rounding, "
+        f"{log.count('all_gather')} all-gathers for a matrix; on each rank's rows alone it is another step"
     )
 
 

@@ -79,7 +79,7 @@ def alone_in_a_gather(model: torch.nn.Module, group: Group, cfg: Config) -> str:
         waited = time.monotonic() - start
         if waited < cfg.patience_s or f"Timed out waiting {1000 * cfg.patience_s:.0f}ms" not in str(error):
             raise
-        return f"timed out after {cfg.patience_s:.0f} s; the default is 30 minutes"
+        return f"timed out after {cfg.patience_s:.0f} s; gloo's default is 30 minutes"
     raise CourseError("one rank cannot gather alone")
 
 

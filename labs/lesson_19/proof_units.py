@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -143,6 +143,16 @@ def check_peaks(rows: list[dict], ddp: dict[str, dict], everything: int, ranks: 
     assert 1.9 + 3 / ranks < freed[0]["peak"] / everything < 2.1 + 4 / ranks  # two whole; gloo: four shards
 
 
+def without_prefetching(mesh: DeviceMesh, group: Group, cfg: Config) -> dict[str, float]:
+    """A unit per block; in the backward pass no unit asks for the next one."""
+    model = BlockNet(cfg.width, cfg.blocks).to(group.device)
+    units = [*one_per_block(model), model]
+    for unit in units:
+        fully_shard(unit, mesh=mesh)
+        unit.set_modules_to_backward_prefetch([unit])  # in place of the next one: it is there already
+    return measure(model, group, cfg)
+
+
 def main(cfg: Config) -> None:
     with process_group(timeout_s=60, smallest=2) as group:
         mesh = init_device_mesh(group.device.type, (group.world_size,))
@@ -173,6 +183,13 @@ def main(cfg: Config) -> None:
                 tell(name, row, everything)
                 rows.append({"units": choose.__name__, "again": again} | row)
         check_peaks(rows, ddp, everything, group.world_size)
+        alone = without_prefetching(mesh, group, cfg)
+        tell("one per block, without prefetching", alone, everything)
+        saved = (rows[2]["peak"] - alone["peak"]) / everything
+        if saved < 0.1:
+            raise CourseError(
+                f"without prefetching the peak should be lower by the next unit, not {saved:.2f} S"
+            )
         record_results("19_units", {"rows": rows, "ddp": ddp, "everything": everything})
 
 
