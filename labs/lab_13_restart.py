@@ -23,7 +23,7 @@ KILL_BEFORE_STEP = 13  # the first time only; steps count from 0
 
 
 def store_of_this_attempt(rank: int) -> dist.Store:
-    """Where the ranks leave their addresses: a place in which no dead ranks' addresses are.
+    """Where the ranks leave their addresses: a place without addresses of dead ranks.
 
     torchrun's store outlives a restart. On one machine each attempt has keys of its own in it. Agents of
     several machines count attempts differently, so there each attempt needs a new store.
