@@ -39,7 +39,11 @@ def exchange_rows(rows: torch.Tensor, send: list[int], receive: list[int], group
 
 
 def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
-    """Spread each block's experts over ``ep`` ranks; then FSDP shards them, and everything else."""
+    """Spread each block's experts over ``ep`` ranks; then FSDP shards them, and everything else.
+
+    Not to be saved as it is: ranks along ep have different experts under one name. See ExpertsAlongEp in
+    lesson_21/proof_checkpoint.py.
+    """
     ranks = dist.get_world_size()
     dense = init_device_mesh(device_type, (ranks,), mesh_dim_names=("fsdp",))
     sparse = init_device_mesh(device_type, (ranks // ep, ep), mesh_dim_names=("efsdp", "ep"))

@@ -102,6 +102,19 @@ FAULTS: list[Fault] = [
         run="21_faults",
     ),
     Fault(
+        lab="21_checkpoint",
+        old='        layer.experts = ExpertsAlongEp(layer.experts, mesh["ep"])\n',
+        new="        pass\n",
+        told="up: a checkpoint would know",
+    ),
+    Fault(
+        lab="21_checkpoint",
+        old="    layer.experts.set_gradient_divide_factor(1.0)\n",
+        new="",
+        told="experts along ep, loaded: gradient of up: differs by",
+        ranks=4,
+    ),
+    Fault(
         lab="21_capacity",
         old="    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1) - 1\n",
         new="    place = so_far.gather(1, queue.unsqueeze(1)).squeeze(1)\n",

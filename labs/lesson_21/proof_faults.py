@@ -198,7 +198,7 @@ class ChoosesAgain(Router):
 
 
 def other_tokens(probabilities: torch.Tensor) -> torch.Tensor:
-    """Each expert gets the same number of rows, of other tokens."""
+    """Each expert gets the same number of rows, but from different tokens."""
     return probabilities.flip(0)
 
 
