@@ -117,7 +117,7 @@ def build(model: GPT, mesh: DeviceMesh | None, cfg: Config) -> torch.optim.Optim
         split_layers(model, mesh["tp"])
     if mesh is not None and mesh["dp"].size() > 1:
         shard_units(model, mesh["dp"])
-    # Some parameters are on dp x tp, others on dp alone: foreach, the default on GPUs, refuses the mix.
+    # Without FSDP the positions stay a plain tensor: foreach, the default on GPUs, refuses to mix it in.
     return torch.optim.Adam(model.parameters(), cfg.lr, eps=cfg.eps, foreach=False)
 
 
