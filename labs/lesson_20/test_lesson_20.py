@@ -2,8 +2,10 @@
 
 from types import ModuleType
 
+import nbformat
 import pytest
 
+from rank_tools.planner import model_named
 from shared.runtime.loading import load_file
 from tests.helpers import ROOT
 
@@ -57,3 +59,21 @@ def test_all_blocks_that_causality_needs_are_computed_once(ring: ModuleType):
                 assert diagonal == (query == key)
                 computed.append((query, key))
     assert sorted(computed) == [(query, key) for query in range(6) for key in range(query + 1)]
+
+
+def test_the_page_has_what_operations_alone_explain():
+    """With full recomputation: of matrix products, and 4.5 forward passes of causal attention."""
+    model = model_named("8b")
+    products = 8 * (model.active_parameters() - model.embedding())
+
+    def times(products: float) -> str:
+        short, long = (
+            products + 4.5 * 2 * model.layers * model.attention_width() * length
+            for length in (32_768, 262_144)
+        )
+        return f"{long / short:.1f}"
+
+    notebook = nbformat.read(ROOT / "notebooks" / "20_context_parallel.ipynb", 4)
+    [page] = [cell.source for cell in notebook.cells if "By operations alone" in cell.source]
+    assert f"{3890 / 548:.1f} times. By operations alone" in page
+    assert f"fall {times(products)} times in bfloat16, or {times(products / 2)} if FP8" in page
