@@ -248,7 +248,7 @@ def test_the_page_has_what_is_planned_of_two_torchtitan_runs():
 
 
 def test_the_page_has_lesson_20s_positions_of_a_rank():
-    """2 x attention's operations a second / bandwidth / query heads per key head; lesson 20 has the full card."""
+    """2 x attention's operations a second / bandwidth / queries per key head; lesson 20 has the full card."""
     low, high, far_low, far_high = (
         2 * rate / link / 4 for link in (370e9, 0.8 * 50e9) for rate in (400e12, 740e12)
     )
