@@ -112,7 +112,7 @@ def test_with_end_a_proved_hang_is_ended():
     done = doctor(*forked(HANGS / "hangs.py", "kinds"), options=("--end",), **dict([mark.split("=")]))
     assert done.returncode == HUNG, done.stdout
     assert "all_reduce on rank 0 and broadcast on rank 1" in done.stdout
-    assert done.stdout.endswith("rank-doctor: the job was ended: nobody is left who could come\n")
+    assert done.stdout.endswith("rank-doctor: the job was ended: no rank is left that could still arrive\n")
     assert not processes_with(mark)
 
 
@@ -222,6 +222,16 @@ def rank(number: int, *calls: Call, **more) -> Rank:
 
 
 VERDICTS = {
+    "one has not made a call that is over on the others": (
+        [
+            rank(0, call(1, done=True), call(2, done=True)),
+            rank(1, call(1, done=True)),
+            rank(2, call(1, done=True)),
+        ],
+        "outside",
+        "Ranks 1 and 2 have not made all_reduce of Float[4], call 2 of the default group. "
+        "It has timed out on rank 0, or needs no other rank there: train.py:12, in step",
+    ),
     "one of three is missing": (
         [rank(0, call(1)), rank(1), rank(2, call(1))],
         "elsewhere",

@@ -265,7 +265,7 @@ def watch(job: Job, options: argparse.Namespace) -> int:
             continue
         if is_proved and options.end:
             job.end()
-            say("the job was ended: nobody is left who could come")
+            say("the job was ended: no rank is left that could still arrive")
             return HANGS
 
 

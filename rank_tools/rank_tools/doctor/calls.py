@@ -101,6 +101,24 @@ def first_difference(group: str, logs: dict[int, dict[int, Call]], members: list
     return None
 
 
+def not_made(ranks: dict[int, Rank], world_size: int) -> list[Difference]:
+    """The first call of each group that is over on some ranks and that others have not made.
+
+    It has timed out and nobody waits in it, or it is one such as a broadcast, whose source may be early.
+    """
+    found = []
+    for (group, group_name, members), logs in by_group(ranks, world_size).items():
+        known = [n for n in members if n in ranks and ranks[n].state in ("alive", "failed")]
+        last = {n: max(logs.get(n, {}), default=0) for n in known}
+        number = min(last.values(), default=0) + 1
+        made = {n: log[number] for n, log in logs.items() if number in log}
+        missing = [n for n in known if last[n] < number]
+        if made and missing:
+            name = group_name if group_name == DEFAULT else group
+            found.append(Difference(MISSING, name, number, made, missing, list(members)))
+    return found
+
+
 def line_of(call: Call | None) -> tuple[str, int] | None:
     return None if call is None or call.place is None else (call.place.file, call.place.line)
 

@@ -4,7 +4,7 @@ import re
 import signal
 from functools import singledispatch
 
-from .calls import DEFAULT, KINDS, Detour, Difference
+from .calls import DEFAULT, KINDS, Detour, Difference, not_made
 from .findings import ROOTS, Circle, Finding, InTorch, Job, Missing, OtherCall, Outside, Stuck, Wait
 from .ranks import Call, Rank
 
@@ -179,7 +179,20 @@ def _(finding: Outside, job: Job) -> list[str]:
     lines = [first, *(f"{who(members)}: {text}" for text, members in places.items())]
     lines += [f"  rank {number}, {helper}" for number, rank in job.ranks.items() for helper in rank.helpers]
     lines += [not_seen(job.unseen, job)] if job.unseen else []
-    return [*lines, NOT_SEEN if knows_calls else STACKS_ALONE]
+    if not knows_calls:
+        return [*lines, STACKS_ALONE]
+    late = [not_made_words(one, job) for one in not_made(job.ranks, job.world_size)]
+    return [*lines, *(late or [NOT_SEEN])]
+
+
+def not_made_words(late: Difference, job: Job) -> str:
+    """A call that ranks have not made, and that nobody waits in."""
+    made = sorted(late.made)
+    have = plural(late.missing, "has", "have")
+    return (
+        f"{who(late.missing)} {have} not made {call_words(late, made[0])}. "
+        f"It has timed out on {names(made)}, or needs no other rank there: {place_of(late, made[0], job)}"
+    )
 
 
 def whereabouts(rank: Rank) -> str:
@@ -263,7 +276,11 @@ def what_words(wait: Wait) -> str:
     difference = wait.difference
     if difference is None:
         return wait.waits_in
-    call = difference.made[wait.rank]
+    return call_words(difference, wait.rank)
+
+
+def call_words(difference: Difference, number: int) -> str:
+    call = difference.made[number]
     shape = f" of {call.shape}" if call.shape else ""
     return f"{call.kind}{shape}, call {difference.number} of {group_words(difference)}"
 
