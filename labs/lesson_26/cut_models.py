@@ -106,7 +106,7 @@ def fewer_rows_than_micro_batches(rank: int, cured: bool) -> str:
     right="^evaluated$",
     did="called `schedule.eval(...)` of `ScheduleZBVZeroBubble`, torch 2.15",
     cause="in a V two neighbouring stages share a rank: torch passes on their gradient, and there is none",
-    cure="evaluate with a schedule that is no V, on stages laid out as a loop",
+    cure="evaluate with a schedule whose stages form a loop, not a V",
     lesson="16",
 )
 def evaluation_of_a_v(rank: int, cured: bool) -> str:

@@ -64,8 +64,8 @@ def tied_in_two_units(rank: int, cured: bool) -> str:
     right="^a step$",
     symptom="`AssertionError: FSDP expects uniform original parameter dtype but got {...}`",
     did="put float32 adapters (LoRA) and bfloat16 weights that both learn into one unit",
-    cause="a unit's flat buffer has one type",
-    cure="one type for all that learns; or a unit for each type",
+    cause="a unit's flat buffer has one dtype",
+    cure="one dtype for all trainable parameters; or a unit for each dtype",
     lesson="19",
 )
 def two_types_in_a_unit(rank: int, cured: bool) -> str:

@@ -50,10 +50,10 @@ TITLES = {
 FIRST = {
     HANG: "Find in this list what you see first:\n\n"
     "- **Nothing is printed, even with `PYTHONUNBUFFERED=1`.** torchrun waits for the other nodes, until "
-    "`RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or the text of `a_rank_does_not_come` "
-    "among the [errors](#an-error-or-an-exit-code).\n"
-    "- **No rank gets out of `init_process_group`.** Look at `a_rank_does_not_come` and `unknown_host` "
-    "there.\n"
+    "`RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or `DistStoreError: Timed out after N "
+    "seconds waiting for clients`.\n"
+    "- **No rank gets out of `init_process_group`.** Look up `waiting for clients` and "
+    "`The client socket has timed out` among the [errors](#an-error-or-an-exit-code).\n"
     "- **The ranks stand still.** Ask which call each rank is in. [`rank-doctor`](tools.md) tells you for a "
     "job that it starts, `py-spy dump --pid PID` for a process that runs, NCCL's RAS for a job on GPUs "
     "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). Over nccl a stack shows the next "
@@ -76,21 +76,23 @@ FIRST = {
     "[Resume, checkpoint](#resume-checkpoint) · [Memory](#memory) · [Slow](#slow)\n\n"
     "If all you see is another loss, compare a sum of the weights on all ranks: if it differs, "
     "read the first table. A slow job? [Lesson 25](25_see_it.ipynb) asks whether a rank, the network or the "
-    "computing is slow. `python labs/lesson_26/gallery.py CASE` prints right and wrong numbers of a case.",
+    "computing is slow.",
 }
 INTRODUCTION = (
     "[Hangs](#nothing-moves) · [Errors](#an-error-or-an-exit-code) · "
     "[Wrong numbers](#no-error-but-something-is-wrong) · "
     "[GPUs and clusters](#on-gpus-in-containers-on-clusters-with-older-torch)\n\n"
-    "Search this page for the first piece of the text that you see. The tests play each case that is "
-    "*provoked here*, broken and fixed, on two ranks or four, on CPUs over gloo; a few cases imitate a "
-    "library, the kernel or a GPU. The last part, with nccl's texts, is *from sources*. "
+    "Search this page for three or four words from the middle of the message. Leave out numbers, shapes, "
+    "names of operators and parameters, paths and addresses: they differ in your job. The last column names "
+    "the case: `python labs/lesson_26/gallery.py CASE` plays it, broken and fixed, on two ranks or four, on "
+    "CPUs over gloo; a few cases imitate a library, the kernel or a GPU. "
+    "The last part, with nccl's texts, is *from sources*. "
     "Words: [glossary](glossary.md)."
 )
 ON_GPUS = (
     "Each row has its source. A † marks a text that we have seen, too: on 2026-11-26, on one NVIDIA H200, "
     "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
-    "**Over nccl, calls that do not fit often give no error.** We let two ranks share that GPU "
+    "**Over nccl, mismatched calls often raise no error.** We let two ranks share that GPU "
     "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). With "
     "10 and 1,000 elements, or a broadcast here and an all-reduce there, one rank ended and the other hung. "
     "With 1,000,000 and 3,000,000 elements both ended, one with wrong sums. With float32 and bfloat16 one "
@@ -168,7 +170,7 @@ def place_in_table(text: str) -> str:
 
 def table_of(rows: list[dict[str, str]], see: str) -> list[str]:
     """The lines of one table of cases."""
-    lines = [f"| {COLUMNS[see]} | You did | Why | Fix | Lesson | Provoked here by |"]
+    lines = [f"| {COLUMNS[see]} | What you did | Why | Fix | Lesson | Provoked here by |"]
     lines += ["|---|---|---|---|---|---|"]
     for row in sorted(rows, key=lambda row: place_in_table(seen(row))):
         cells = [seen(row), row["did"], row["cause"], row["cure"]]

@@ -212,10 +212,11 @@ class Mixed(Stream):
     says={0: "^16 of 32 are doubles$"},
     right="^0 of 16 are doubles$",
     symptom="all ranks have the same samples, although the streams were split",
-    did="mixed, shuffled or mapped streams after the split, such as `interleave_datasets` after "
+    did="mixed streams after the split: `interleave_datasets` or `concatenate_datasets` after "
     "`split_dataset_by_node`",
-    cause="the library opens the sources again, and forgets the split",
-    cure="split last; gather the first samples of all ranks, and assert that they differ",
+    cause="the library makes a new dataset of the undivided sources; `.map()` and `.shuffle()` keep the "
+    "split",
+    cure="mix first, split last; gather the first samples of all ranks, and assert that they differ",
     lesson="12",
 )
 def mixed_after_the_split(rank: int, cured: bool) -> str:

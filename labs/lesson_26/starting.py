@@ -249,7 +249,7 @@ def fails() -> None:
     symptom="`AttributeError: Can't get attribute 'train' on <module '__main__'`; "
     "from Python 3.14 on `module '__main__' has no attribute 'train'`",
     did="gave `mp.spawn` or a DataLoader's worker a function typed into a notebook",
-    cause="the new process imports the module by name, and a notebook is no file",
+    cause="the new process imports the module by name, and a notebook is not a module",
     cure="`%%writefile` and torchrun; a module for the function",
     lesson="00",
     forms_group=False,

@@ -179,7 +179,8 @@ def slower_than_the_timeout(rank: int, cured: bool) -> float:
     stands="one in `backward()`, the others at the end of the epoch",
     did="gave one rank more batches than the other",
     cause="each backward pass all-reduces, and one rank has stopped",
-    cure="`drop_last`, or agree on the number of steps by an all-reduce with `MIN`",
+    cure="agree on the number of steps by an all-reduce with `MIN`; or a `DistributedSampler`, which gives "
+    "every rank equally many samples. The DataLoader's own `drop_last` drops only a partial batch",
     lesson="12",
 )
 def one_batch_more(rank: int, cured: bool) -> str:
@@ -244,7 +245,7 @@ def skips_a_bad_batch(rank: int, cured: bool) -> str:
     HANG,
     says={1: TIMED_OUT},
     right="^stopped after 2$",
-    stands="one in an all-reduce of the loop, another one behind the loop",
+    stands="one in an all-reduce of the loop, another past the loop",
     did="stopped early on each rank by its own loss",
     cause="they stop at different steps",
     cure="decide by a number that all ranks have, such as the reduced loss",

@@ -390,9 +390,10 @@ def tokens_weigh_differently(rank: int, cured: bool) -> float:
     "as 1/N of one process's",
     did="called `dist.all_reduce` in a model's forward, and each rank has a loss of its own",
     cause="autograd does not see it: what the other rank's loss owes to this x is lost",
-    cure="torch 2.11 or newer: `_functional_collectives.all_reduce` (older: no gradient, "
+    cure='torch 2.11 or newer: `_functional_collectives.all_reduce(x, "sum", group)` (older: no gradient, '
     "[#168140](https://github.com/pytorch/pytorch/pull/168140); there "
-    "`torch.distributed.nn.functional.all_reduce`); where all ranks share one loss, g of lesson 17 instead",
+    "`torch.distributed.nn.functional.all_reduce`); where all ranks share one loss, use lesson 17's `g` "
+    "(all-reduce forward, identity backward)",
     lesson="17",
 )
 def all_reduce_in_forward(rank: int, cured: bool) -> str:
