@@ -4,7 +4,7 @@ Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_26_look.py
 Ends with:   exit code 1
 Written by:  notebooks/26_when_it_hangs.ipynb (edit it there)
 
-By default gloo gives up after half an hour, here after ``--timeout`` seconds. Rank 0 looks after 5 s.
+gloo gives up after ``--timeout`` seconds. Rank 0 looks after 5 s, which must be before the time-out.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.elastic.control_plane import worker_main
 
 FRAME = re.compile(r'File ".*?([^/"]+)", line (\d+) in (\w+)')
+CALL = "call {collective_seq_id}: {profiling_name} of {input_sizes}, retired: {retired}"
 
 
 def address(rank: int) -> str:
@@ -41,16 +42,15 @@ def ask(rank: int, handler: str) -> str:
 
 
 def look_after(seconds: float) -> None:
-    """Wait, then print the stack of each rank's main thread and its newest call in the flight recorder."""
+    """Wait, then print the stack of each rank's main thread and its newest call of the default group."""
     time.sleep(seconds)
     for rank in range(dist.get_world_size()):
-        threads = ask(rank, "dump_traceback").split("\n\n")
-        stack = next(thread for thread in threads if " in main" in thread)
+        stack = next(part for part in ask(rank, "dump_traceback").split("\n\n") if " in main" in part)
         places = [f"{file}:{line} {function}" for file, line, function in FRAME.findall(stack)]
-        newest = json.loads(ask(rank, "fr_trace_json"))["entries"][-1]
-        call = f"call {newest['collective_seq_id']}: {newest['profiling_name']} of {newest['input_sizes']}"
-        done = "done" if newest["retired"] else "not done"
-        print(f"rank {rank}, innermost first: {' < '.join(places[:4])}\nrank {rank} made {call}, {done}")
+        entries = json.loads(ask(rank, "fr_trace_json"))["entries"]
+        calls = [entry for entry in entries if entry["process_group"][1] == "default_pg"]
+        made = CALL.format_map(calls[-1]) if calls else "no call yet"
+        print(f"rank {rank}, innermost first: {' < '.join(places[:4])}\nrank {rank} made {made}")
 
 
 def save(model: nn.Module) -> None:
