@@ -153,9 +153,8 @@ def test_the_page_takes_the_smallest_pipeline_for_405b():
     plans = propose(training_of(RUNS["Llama 3.1 405B, 512"]))[0]
     first, roomy = plans[0], [plan for plan in plans if not plan.tight]
     equal = [plan for plan in roomy if plan.time.total <= first.time.total]
-    assert first.layout.pp == 64 and simplicity(first)[0] == 2 < min(
-        simplicity(plan)[0] for plan in equal[1:]
-    )
+    others = min(simplicity(plan)[0] for plan in equal if plan is not first)
+    assert first.layout.pp == 64 and simplicity(first)[0] == 2 < others
     best = min(equal, key=lambda plan: (plan.layout.pp, plan.time.total))
     assert best.layout.pp == 16 and best.layout.chunks == 8
     assert f"With PP 16 and VPP 8 the planner has {best.time.total:.1f} s: take that." in PAGE

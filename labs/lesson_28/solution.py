@@ -18,7 +18,7 @@ def step_seconds(model: Model, layout: Layout, sequences: int, gpu: Gpu, network
 
     * Compute: ``per_token(model, CAUSAL)`` operations for each token, at ``gpu.peak * gpu.gemm`` a rank.
     * TP: in each block of this rank, ten times, as in Megatron, its tokens x width in bfloat16, each a
-      ``gather_seconds`` of TP ranks in one node. It has ``model.layers`` / PP blocks. Nothing of it hides.
+      ``gather_seconds`` of TP ranks in one node. The rank has ``model.layers`` / PP blocks. Nothing hides.
     * The bubble: the rank waits (PP - 1) / VPP times as long as compute and TP take for one micro-batch.
     * DP: six bytes of each parameter of this rank's part, which is 1 / (TP x PP) of all. It is one
       ``gather_seconds`` of DP ranks. It hides behind compute and TP of one micro-batch; only what is left
@@ -49,7 +49,7 @@ def spend(training: Training, most_gpus: int, dollars: float) -> tuple[int, Plan
     Args:
         training: all but the number of GPUs: ``replace(training, gpus=64)`` asks about 64.
         most_gpus: the upper limit. Try 8, 16, 32 and so on up to it.
-        dollars: of the whole training, failures included. They pay for some plan.
+        dollars: of the whole training, failures included. Enough for at least one plan.
     """
     # solution: begin
     affordable: list[tuple[float, int, Plan]] = []
