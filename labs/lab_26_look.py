@@ -47,7 +47,7 @@ def look_after(seconds: float) -> None:
     for rank in range(dist.get_world_size()):
         stack = next(part for part in ask(rank, "dump_traceback").split("\n\n") if " in main" in part)
         places = [f"{file}:{line} {function}" for file, line, function in FRAME.findall(stack)]
-        entries = json.loads(ask(rank, "fr_trace_json"))["entries"]
+        entries = json.loads(ask(rank, "fr_trace_json")).get("entries", [])
         calls = [entry for entry in entries if entry["process_group"][1] == "default_pg"]
         made = CALL.format_map(calls[-1]) if calls else "no call yet"
         print(f"rank {rank}, innermost first: {' < '.join(places[:4])}\nrank {rank} made {made}")

@@ -83,8 +83,8 @@ INTRODUCTION = (
     "[GPUs and clusters](#on-gpus-in-containers-on-clusters-with-older-torch)\n\n"
     "Search this page for three or four words from the middle of the message, without numbers, shapes, "
     "paths, addresses or names of operators and parameters: yours differ. The last column names "
-    "the case: `python labs/lesson_26/gallery.py CASE` plays it, broken and fixed, on two ranks or four, on "
-    "CPUs over gloo; a few cases imitate a library, the kernel or a GPU. "
+    "the case: `python labs/lesson_26/gallery.py CASE` plays it, broken and fixed, on two or four CPU "
+    "ranks over gloo; a few cases imitate a library, the kernel or a GPU. "
     "The last part, with nccl's texts, is *from sources*. "
     "Words: [glossary](glossary.md)."
 )

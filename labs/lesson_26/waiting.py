@@ -179,8 +179,8 @@ def slower_than_the_timeout(rank: int, cured: bool) -> float:
     stands="one in `backward()`, the others at the end of the epoch",
     did="gave one rank more batches than the other",
     cause="each backward pass all-reduces, and one rank has stopped",
-    cure="agree on the number of steps by an all-reduce with `MIN`; or use a `DistributedSampler`, which gives "
-    "all ranks equally many samples. A DataLoader's `drop_last` does not",
+    cure="agree on the number of steps by an all-reduce with `MIN`; or use a `DistributedSampler`, which "
+    "gives all ranks equally many samples. A DataLoader's `drop_last` does not",
     lesson="12",
 )
 def one_batch_more(rank: int, cured: bool) -> str:
