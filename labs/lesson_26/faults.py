@@ -95,7 +95,7 @@ FAULTS: list[Fault] = [
         lab="26_look",
         old="dist.barrier()  # to be safe",
         new="dist.broadcast(torch.ones(1), src=1)",
-        told="gloo:broadcast of [[1]], not",
+        told="gloo:broadcast of [[1]], retired: False",
     ),
     Fault(
         lab="26_divided",
