@@ -49,8 +49,9 @@ def shard(blocks: nn.Sequential, ep: int, device_type: str) -> None:
     sparse = init_device_mesh(device_type, (ranks // ep, ep), mesh_dim_names=("efsdp", "ep"))
     for block in blocks:
         block.mlp = ExpertParallelMoE(block.mlp, sparse["ep"].get_group(), exchange_rows)
-        few = sparse["efsdp"].size() * ep > block.mlp.expert_count  # some ranks would get none of them
-        placement = (lambda parameter: Shard(1)) if few else None  # None: dimension 0, the experts
+        experts = block.mlp.expert_count // ep
+        uneven = experts % sparse["efsdp"].size() != 0  # some ranks would get fewer of them, or none
+        placement = (lambda parameter: Shard(1)) if uneven else None  # None: dimension 0, the experts
         fully_shard(block.mlp.experts, mesh=sparse["efsdp"], shard_placement_fn=placement)
         fully_shard(block, mesh=dense)
     fully_shard(blocks, mesh=dense)

@@ -83,8 +83,8 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="21_fsdp",
-        old='few = sparse["efsdp"].size() * ep > block.mlp.expert_count',
-        new="few = False",
+        old='uneven = experts % sparse["efsdp"].size() != 0',
+        new="uneven = False",
         told="holds nothing of its experts",
         ranks=4,
     ),
