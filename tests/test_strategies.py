@@ -269,6 +269,7 @@ def test_the_numbers_of_the_first_questions():
     zero = [states(7.5e9, stack_named("2021").numbers, stage, 64) / 1e9 for stage in range(4)]
     h100, slow = gpu_named("h100"), Network(card=12.5e9)
     hides, slowly = (fsdp_hides_from(1e12, 2**14, h100, network) for network in (Network(), slow))
+    tokens, more = (round(6 / 4 / (8 / 6) * one.by_bytes, -2) for one in (hides, slowly))
     training = Training(model_named("70b"), 256, 512, 1e12, stack=stack_named("torch"))
     ways = {"tp": 1, "cp": 1, "pp": 1, "dp": 256}, {"tp": 4, "cp": 2, "pp": 4, "dp": 8}
     sharded, in_stages = (propose(training, **way)[0][0] for way in ways)
@@ -285,13 +286,15 @@ def test_the_numbers_of_the_first_questions():
         f"carries {h100.link / 1e9:.0f} GB/s in each direction, and a 400 Gb/s network card 50 GB/s, 9 times",
         f"it is 3/11, or {bubble('1F1B', 4, 8):.0%}".replace("%", " %"),
         f"C = {hides.compute / 1e12:.0f} TFLOP/s",
-        f"the 8 cards of a node together W = {hides.wire / 1e9:.0f} GB/s",
-        f"about {round(hides.by_bytes, -3):,.0f} tokens, or {round(slowly.by_bytes, -3):,.0f} at 100 Gb/s",
+        f"W = {hides.wire / 1e9:.0f} GB/s (80 % of a node's eight 400 Gb/s cards)",
+        f"that is {tokens:,.0f}, or {more:,.0f} at 100 Gb/s",
         f"16/256 bytes a parameter, {16 * training.model.parameters() / 256 / 1e9:.1f} GB",
-        f"`rank-plan` has {sharded.time.total:.1f} s against {in_stages.time.total:.1f} s",
+        f"has {in_stages.time.total:.1f} s for the pipeline, and with `--tp 1 --cp 1 --pp 1`"
+        f" {sharded.time.total:.1f} s for FSDP",
         f"after {minutes[0]} minutes with nccl and {minutes[1]} with gloo",
         f"a rank keeps 1/8 of the 16 bytes of a parameter, {16 // 8} bytes",
-        f"a token sends {8 * 7168 * 2 / 1e3:.0f} kB each way",
+        f"{8 * 7168 * 2 / 1e3:.0f} kB a token and layer each way",
+        f"with four shards of equal norm it is 1/{4**0.5:.0f} of the whole",
         f"25 MiB each after a first one of {dist._DEFAULT_FIRST_BUCKET_BYTES // 2**20} MiB",
         f"it falls to {6 / 8:.0%} of".replace("%", " %"),
         f"With 1,024 ranks and 10 µs a step the latency alone is {2 * 1023 * 10e-3:.0f} ms",

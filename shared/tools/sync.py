@@ -288,13 +288,13 @@ def questions(lessons: list[Lesson]) -> str:
     parts = []
     for lesson in lessons:
         asked = [
-            f"{question[0].upper()}{question[1:]}\n\n{answer}"
+            f"**{question[0].upper()}{question[1:]}**\n\n{answer}"
             for cell in cells_of(lesson.notebook, "markdown")
             for question, answer in PREDICTION.findall(cell.source)
             if stands_alone(question, answer) and not question.endswith(ASKED_FIRST)
         ]
         if asked:
-            title = f"## {lesson.number} [{lesson.header['title']}]({lesson.path.name})"
+            title = f"### {lesson.number} [{lesson.header['title']}]({lesson.path.name})"
             parts.append("\n\n".join([title, *asked]))
     return "\n\n".join(parts)
 
