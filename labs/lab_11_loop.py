@@ -25,7 +25,7 @@ def main(folder: Path = Path("checkpoints")) -> int:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters())
-    settings = {"optimizer": "adam", "batch size": 8}
+    settings = {"optimizer": "adam"}  # with data, also the batch size of all ranks together
     checkpoints = Checkpoints(folder, settings, dist.new_group(backend="gloo"), model, optimizer)
     step = checkpoints.resume()
     while step < 30:

@@ -44,14 +44,15 @@ def main() -> None:
         optimizer.step()
 
     model = nn.Linear(8, 1).to(device)  # other parameters on each rank
-    path = Path(tempfile.gettempdir()) / f"lab_11_rank0_{os.environ['MASTER_PORT']}.pt"  # of this run alone
+    # of this run alone; on several machines, a folder that they share
+    path = Path(tempfile.gettempdir()) / f"lab_11_rank0_{os.environ['MASTER_PORT']}.pt"
     save_and_load(ddp, model, path, device)
     for loaded, trained in zip(model.parameters(), ddp.parameters(), strict=True):
         assert torch.equal(loaded, trained), f"rank {rank} has loaded other parameters than it trained"
+    dist.barrier()  # all have compared
     if rank == 0:
         path.unlink()
         print(f"rank 0 has saved, {dist.get_world_size()} ranks have loaded the same parameters")
-    dist.barrier()  # rank 0 says so when all have compared
     dist.destroy_process_group()
 
 
