@@ -1,4 +1,4 @@
-"""A job that hangs, and what torch's worker servers say of both ranks: torch and Python, nothing else.
+"""A job that hangs, and what torch's worker servers say about each rank: torch and Python, nothing else.
 
 Run it:      torchrun --standalone --nproc-per-node=2 labs/lab_26_look.py
 Ends with:   exit code 1
@@ -74,6 +74,7 @@ def main(timeout: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     if dist.get_rank() == 0:
         threading.Thread(target=look_after, args=(5,), daemon=True).start()
+    torch.manual_seed(0)  # the same model on all ranks
     train(nn.Linear(4, 1), steps=5, save_every=2)
     dist.destroy_process_group()
 

@@ -49,9 +49,13 @@ TITLES = {
 }
 FIRST = {
     HANG: "Find in this list what you see first:\n\n"
-    "- **Nothing is printed, even with `PYTHONUNBUFFERED=1`.** torchrun waits for the other nodes, until "
-    "`RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or `DistStoreError: Timed out after N "
-    "seconds waiting for clients`.\n"
+    "- **Nothing is printed, even with `PYTHONUNBUFFERED=1`.** On several nodes torchrun waits for the "
+    "others, until `RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or `DistStoreError: Timed "
+    "out after N seconds waiting for clients`. On one node, `py-spy dump` a rank. In `file_baton.py: wait` "
+    "(not in torch 2.15): a killed build left a lock; end all builds, then delete "
+    "`~/.cache/torch_extensions/*/*/lock` "
+    "([pytorch #189245](https://github.com/pytorch/pytorch/issues/189245)). In an import or an `open`: the "
+    "disk or mount is slow or hangs.\n"
     "- **No rank gets out of `init_process_group`.** Look up `waiting for clients` and "
     "`The client socket has timed out` among the [errors](#an-error-or-an-exit-code).\n"
     "- **The ranks stand still.** Ask which call each rank is in. [`rank-doctor`](tools.md) tells you for a "
@@ -69,13 +73,14 @@ FIRST = {
     "[Read its dumps](26_when_it_hangs.ipynb#Read-the-dumps), or start it again under `rank-doctor`.",
     ERROR: "The first error that is not an echo counts: an echo says only that another rank has gone or is "
     "late. torchrun's *Root Cause* is the first failure that it observed. "
-    "`exitcode: -N` is signal N, which `kill -l N` names: with -15 torchrun ends the ranks that are left.",
+    "`exitcode: -N` means killed by signal N (`kill -l N` names it); -15 is torchrun stopping the remaining "
+    "ranks.",
     WRONG: "[Weights drift apart](#weights-drift-apart) · "
     "[Loss, metrics, gradients](#loss-metrics-gradients) · [Data](#data) · "
     "[Resume, checkpoint](#resume-checkpoint) · [Memory](#memory) · [Slow](#slow)\n\n"
-    "If all you see is another loss, compare a sum of the weights on all ranks: if it differs, "
-    "read the first table. A slow job? [Lesson 25](25_see_it.ipynb) asks whether a rank, the network or the "
-    "computing is slow.",
+    "If all you see is a different loss, compare a sum of the weights on all ranks: if it differs, "
+    "read the first table. A slow job? [Lesson 25](25_see_it.ipynb) helps you tell whether a rank, the "
+    "network or the computation is slow.",
 }
 INTRODUCTION = (
     "[Hangs](#nothing-moves) · [Errors](#an-error-or-an-exit-code) · "
@@ -103,6 +108,11 @@ SEEN_FIRST = {
     "In one call": r"^(two|both|all ranks|all members) in",
     "In different calls": r"in the next (step|forward|gather)|two calls|another group|thread|call ahead",
     "Some in a call, the others in none": "",
+}
+# What stands below one of these tables.
+AFTER = {
+    "Some in a call, the others in none": "If the others have gone on to a later call, "
+    "look in [different calls](#in-different-calls), too."
 }
 OFF = "Loss, metrics, gradients"
 # Of wrong numbers: cases of each table, in their order; those that are not named are ``OFF``.
@@ -187,6 +197,7 @@ def tables_of(rows: list[dict[str, str]]) -> str:
             of_part = [row for row in rows if row["see"] == see and part_of(row) == part]
             lines += ["", f"### {part}"] if part else []
             lines += ["", *table_of(of_part, see)]
+            lines += ["", AFTER[part]] if part in AFTER else []
     lines += ["", "## On GPUs, in containers, on clusters, with older torch", "", ON_GPUS, ""]
     for part, title in SOURCED_PARTS.items():
         lines += [

@@ -131,7 +131,7 @@ def saved_by_the_compiled(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Missing key in checkpoint state_dict: data.rank_1", 1: "in part: rank 1 begins at sample 0"},
     right="^goes on at sample 24$",
-    did="saved the dataloader's place under a key for each rank, and resumed with more ranks",
+    did="saved each rank's dataloader position under its own key, and resumed with more ranks",
     cause="nobody wrote the new ranks' keys; with `allow_partial_load=True` they start the data at 0",
     cure="one place for all ranks, such as the samples seen; else resume with the same number of ranks",
     lesson="11",

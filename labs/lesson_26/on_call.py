@@ -234,7 +234,7 @@ class Speaker(nn.Module):
     says={0: "got mixed torch.Tensor and DTensor"},
     symptom="`RuntimeError: aten.embedding.default got mixed torch.Tensor and DTensor`",
     right="^generated 3 tokens$",
-    did="called another method than `forward` of an FSDP2 model, such as `generate`",
+    did="called a method other than `forward` on an FSDP2 model, such as `generate`",
     cause="FSDP2 gathers parameters by hooks of `forward`; another method finds shards",
     cure="`register_fsdp_forward_method(model, 'generate')`",
     lesson="19",

@@ -168,9 +168,10 @@ def unknown_host(rank: int, cured: bool) -> str:
     ERROR,
     says={0: "Gloo connectFullMesh failed"},
     right="^2 ranks$",
-    did="used `init_method='file://...'` with the file of an earlier run",
-    cause="a crash leaves the file behind, with addresses of ranks that are gone; with "
-    "`remote=[127.0.0.1]` on several machines, host names resolve to loopback",
+    did="ran on several machines whose host names resolve to loopback, or used "
+    "`init_method='file://...'` with the file of an earlier run (played here)",
+    cause="a crash leaves the file behind, with addresses of ranks that are gone; "
+    "`remote=[127.0.0.1]` on several machines: loopback",
     cure="a fresh file for each run; on several machines `GLOO_SOCKET_IFNAME=eth0`, the card by its name",
     lesson="02",
     forms_group=False,

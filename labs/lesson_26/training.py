@@ -110,7 +110,7 @@ if not torch.cuda.is_available():
     did="used a plain tensor and a parameter of FSDP or TP in one operation, or clipped both in one call",
     cause="the parameter is a DTensor: its operation runs on all ranks",
     cure="`DTensor.from_local`, `distribute_tensor`, or `to_local()` on purpose; clip each mesh by itself "
-    "(lesson 22); in another method than `forward`: the row above",
+    "(lesson 22); in a method other than `forward`: the row above",
     lesson="17",
 )
 def mixed_with_dtensor(rank: int, cured: bool) -> str:

@@ -27,7 +27,8 @@ TIMED_OUT = r"Timed out waiting \d+ms for (recv|send) operation to complete"
     HANG,
     says={0: TIMED_OUT, 1: "^the sum is 4.0$"},
     right="^the sum is 8.0$",
-    stands="one in a call, such as a barrier at a save; the others past it, or in the next phase's call",
+    stands="rank 0 in a barrier or collective of its own, such as at a save; the others in the next step's "
+    "call, with the same number, or past the loop",
     did="called a collective, a barrier or `dcp.save` under `if rank == 0`",
     cause="the others do not call it",
     cure="call it on all ranks, use its result on one",
@@ -200,7 +201,8 @@ def one_batch_more(rank: int, cured: bool) -> str:
     right="^2 epochs$",
     did="evaluated on rank 0 alone, by `ddp(x)`",
     cause="DDP's forward pass broadcasts buffers; the others continue, and the calls no longer match",
-    cure="evaluate `ddp.module` there, or on all ranks",
+    cure="evaluate `ddp.module` there, or on all ranks; the others wait meanwhile, so it must be shorter "
+    "than the time-out",
     lesson="08",
 )
 def evaluates_on_rank_0(rank: int, cured: bool) -> str:
@@ -309,7 +311,8 @@ def both_send_first(rank: int, cured: bool) -> float:
     HANG,
     says={ANY: TIMED_OUT},
     right=r"^\(2.0, 2.0\)$",
-    stands="in two calls of two kinds, with the same sequence number",
+    stands="in two calls of two kinds, with the same sequence number, and each rank makes both, in another "
+    "order",
     did="called `all_reduce`, then `broadcast` on one rank, the other way round on the other",
     cause="calls are paired by their order, not by their names",
     cure="the same order on all ranks",

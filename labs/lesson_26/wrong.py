@@ -124,7 +124,7 @@ def sum_in_bfloat16(rank: int, cured: bool) -> float:
     right="^equal$",
     symptom="N GPUs learn like one; checkpoints depend on the rank",
     did="called `ddp.module(x)` in the forward pass, or took the loss through it",
-    cause="it goes around DDP, which averages no gradient then",
+    cause="it bypasses DDP, so no gradients are averaged",
     cure="call the wrapper: `ddp(x)`",
     lesson="08",
 )
