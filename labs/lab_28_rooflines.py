@@ -97,7 +97,7 @@ def check_with_the_book() -> None:
 
 def main() -> None:
     check_with_the_book()
-    print("         FSDP: tokens on a GPU needed to hide it              EP: width of an expert")
+    print("         FSDP: tokens on a GPU that balance a whole step      EP: width of an expert")
     print("         by bytes             with latency, 400 Gb/s")
     print("nodes    400 Gb/s  100 Gb/s   8B's block  405B's block        400 Gb/s  100 Gb/s")
     for nodes in (1, 2, 16, 64, 256):

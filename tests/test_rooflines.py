@@ -5,9 +5,11 @@ that are too slow; it cannot refute ones that are too fast.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import pytest
 
 from rank_tools.planner import Layout, model_named, stack_named, traffic_of
@@ -161,8 +163,29 @@ def test_tp_is_decided_by_the_width_of_the_mlp(tmp_path: Path):
         assert 0.375 * block / model.width == pytest.approx(1.4 * model.hidden, rel=0.03)
         assert 0.3 * block / model.width == pytest.approx(model.hidden, rel=0.12)
     page = (ROOT / "notebooks" / "strategies.md").read_text(encoding="utf-8")
-    eight, ten = (f"{transfers / 8 * prices['70b']:.0%}".replace("%", " %") for transfers in (8, 10))
-    assert f"70B pays {eight} of its computing for TP 8 with eight, {ten} with ten." in page
+    assert f"with which 70B pays {10 / 8 * prices['70b']:.2f} at TP 8; torch's eight allow a quarter" in page
+    assert f"TP 8: {prices['70b']:.2f} of the computing for 70B, {prices['8b']:.2f} for 8B." in page
+
+
+def test_the_lessons_text_holds_for_its_numbers():
+    """Runs the cells by hand and of the cost."""
+    cells = nbformat.read(ROOT / "notebooks" / "28_plan_a_cluster.ipynb", as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    found: dict = {}
+    ends = ('parameters"', 'of activations"', '- 1:+.0%}")', 'on 16,384")')
+    of_code = [cell.source for cell in cells if cell.cell_type == "code"]
+    for end in ends:
+        (source,) = (source for source in of_code if source.endswith(end))
+        exec(source, found)
+    below = 1 - found["by_hand"] / found["MEASURED"]
+    assert f"the seconds are {below:.0%} below the measured ones".replace("%", " %") in text
+    best = list(found["best"].values())
+    growth = [more.dollars / fewer.dollars for fewer, more in pairwise(best)]
+    assert 1.1 < max(growth[:-1]) < 1.12 and "raises the total cost by at most a ninth" in text
+    assert f"the last doubling by {round(growth[-1] - 1, 1):.0%}.".replace("%", " %") in text
+    assert found["low"] < found["meta"] / found["best"][16_384].days < 1.1
+    cost = f"{round(found['best'][8192].days)} days for {round(found['best'][8192].dollars / 1e6)} million"
+    assert f"8,192 finish in {cost} dollars" in text
 
 
 def test_ranks_that_fill_no_node_are_refused(tmp_path: Path):
