@@ -381,13 +381,13 @@ def new_group_on_one_rank(rank: int, cured: bool) -> str:
     ranks=4,
 )
 def new_group_of_its_own(rank: int, cured: bool) -> float:
-    patience = timedelta(seconds=30 if cured else 3)
+    patience = timedelta(seconds=30 if cured else 6)
     lists = [[0, 2], [1, 3]]
     if cured:
         mine, _ = dist.new_subgroups_by_enumeration(lists, timeout=patience)
     else:
         dist.barrier()
-        time.sleep(0.8 * rank)  # who comes first decides who meets whom; in a job it changes
+        time.sleep(1.5 * rank)  # who comes first decides who meets whom; in a job it changes
         mine = dist.new_group(lists[rank % 2], timeout=patience)
     x = torch.tensor(float(rank))
     dist.all_reduce(x, group=mine)
