@@ -219,7 +219,7 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
     right="^gradient 0.5$",
     symptom="experts' gradients are EP times too large: SGD steps too far, and clipping sees a wrong norm; "
     "Adam hides most of it",
-    did="left the experts' gradients as they are, or reduced them once more",
+    did="did not divide the experts' gradients, or summed them once more",
     cause="the all-to-all's backward has summed over the EP group, and each rank's loss is a mean",
     cure="divide them by the EP size, as DDP divides the others",
     lesson="21",

@@ -86,6 +86,13 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         lab="26_gallery",
+        old=" stale_keys",
+        new="",
+        told="PARTS names each wrong number, and nothing else: stale_keys",
+        ranks=0,
+    ),
+    Fault(
+        lab="26_gallery",
         old="HANG: case.stands",
         new="HANG: case.symptom",
         told="a hang has `stands`, a wrong number `symptom`",

@@ -59,9 +59,9 @@ FIRST = {
     "- **No rank gets out of `init_process_group`.** Look up `waiting for clients` and "
     "`The client socket has timed out` among the [errors](#an-error-or-an-exit-code).\n"
     "- **The ranks stand still.** Ask which call each rank is in. [`rank-doctor`](tools.md) tells you for a "
-    "job that it starts, `py-spy dump --pid PID` for a process that runs, NCCL's RAS for a job on GPUs "
-    "([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). Over nccl a stack shows the next "
-    "synchronization (`.item()`) in place of the call: take the call from the recorder or RAS. "
+    "job that it starts, `py-spy dump --pid PID` for a process that was started without it, NCCL's RAS for a "
+    "job on GPUs ([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). Over nccl a stack shows "
+    "the next synchronization (`.item()`) in place of the call: take the call from the recorder or RAS. "
     "The tables: all ranks [in one call](#in-one-call), ranks [in different calls](#in-different-calls), "
     "some ranks [in no call](#some-in-a-call-the-others-in-none).\n"
     "- **All ranks are in one call over nccl, and none is missing.** Compare the shapes, then ask the "
@@ -75,12 +75,19 @@ FIRST = {
     "late. torchrun's *Root Cause* is the first failure that it observed. "
     "`exitcode: -N` means killed by signal N (`kill -l N` names it); -15 is torchrun stopping the remaining "
     "ranks.",
-    WRONG: "[Weights drift apart](#weights-drift-apart) · "
-    "[Loss, metrics, gradients](#loss-metrics-gradients) · [Data](#data) · "
+    WRONG: "[Weights drift apart](#weights-drift-apart) · [Data](#data) · "
     "[Resume, checkpoint](#resume-checkpoint) · [Memory](#memory) · [Slow](#slow)\n\n"
+    "Loss, metrics, gradients: [With any number of ranks](#with-any-number-of-ranks) · "
+    "[Clipping, accumulation, schedule](#clipping-accumulation-schedule) · "
+    "[Tokens, labels, packed sequences](#tokens-labels-packed-sequences) · "
+    "[FSDP and low precision](#fsdp-and-low-precision) · [Tensor parallelism](#tensor-parallelism) · "
+    "[Pipeline](#pipeline) · [Context parallelism](#context-parallelism) · "
+    "[Experts, rollout and trainer](#experts-rollout-and-trainer). "
+    "No message? Look in the table of what you switched on last; if it has nothing, in the first one, "
+    "then in [Slow or wrong](#slow-or-wrong).\n\n"
     "If all you see is a different loss, compare a sum of the weights on all ranks: if it differs, "
-    "read the first table. A slow job? [Lesson 25](25_see_it.ipynb) helps you tell whether a rank, the "
-    "network or the computation is slow.",
+    "read [Weights drift apart](#weights-drift-apart). A slow job? [Lesson 25](25_see_it.ipynb) helps you "
+    "tell whether a rank, the network or the computation is slow.",
 }
 INTRODUCTION = (
     "[Hangs](#nothing-moves) · [Errors](#an-error-or-an-exit-code) · "
@@ -98,15 +105,15 @@ ON_GPUS = (
     "with torch 2.11 and nccl 2.28.9 or 2.30.7.\n\n"
     "**Over nccl, mismatched calls often raise no error.** We let two ranks share that GPU "
     "(`NCCL_MULTI_RANK_GPU_ENABLE=1`, from nccl 2.30 on; without it: *Duplicate GPU detected*, below). With "
-    "10 and 1,000 elements, or a broadcast here and an all-reduce there, one rank ended and the other hung. "
-    "With 1,000,000 and 3,000,000 elements both ended, one with wrong sums. With float32 and bfloat16 one "
-    "ended with wrong sums and the other hung, or both hung. `TORCH_DISTRIBUTED_DEBUG=DETAIL` named both "
-    "shapes."
+    "10 and 1,000 elements, or a broadcast here and an all-reduce there, one rank returned and the other "
+    "hung. With 1,000,000 and 3,000,000 elements both returned, one with wrong sums. With float32 and "
+    "bfloat16 one returned with wrong sums and the other hung, or both hung. "
+    "`TORCH_DISTRIBUTED_DEBUG=DETAIL` named both shapes."
 )
 # What one sees first of a hang, in the order of the tables; a regular expression of ``stands``.
 SEEN_FIRST = {
     "In one call": r"^(two|both|all ranks|all members) in",
-    "In different calls": r"in the next (step|forward|gather)|two calls|another group|thread|call ahead",
+    "In different calls": r"in the next (step|forward|gather)|of different|another group|thread|call ahead",
     "Some in a call, the others in none": "",
 }
 # What stands below one of these tables.
@@ -114,12 +121,21 @@ AFTER = {
     "Some in a call, the others in none": "If the others have gone on to a later call, "
     "look in [different calls](#in-different-calls), too."
 }
-OFF = "Loss, metrics, gradients"
-# Of wrong numbers: cases of each table, in their order; those that are not named are ``OFF``.
+# Of wrong numbers: the tables in their order, and the cases of each.
 PARTS = {
     "Weights drift apart": "forward_around_ddp forward_under_no_sync two_forwards_two_backwards "
     "two_backwards_of_one_forward unfrozen_later layer_outside_every_unit summand_as_gradient",
-    OFF: "",
+    "With any number of ranks": "read_before_wait result_on_one_rank padded_evaluation local_hits "
+    "keys_in_another_order few_images_each types_differ success_of_nobody mean_of_means summed_loss",
+    "Clipping, accumulation, schedule": "clipped_before_averaged tokens_weigh_differently "
+    "schedule_of_the_undivided",
+    "Tokens, labels, packed sequences": "no_token_counts mean_of_nothing documents_see_each_other",
+    "FSDP and low precision": "optimizer_before_sharding buffer_that_nobody_sends equal_shards_at_random "
+    "state_in_bfloat16 sum_in_bfloat16",
+    "Tensor parallelism": "all_reduce_in_forward all_reduce_before_one_loss fused_projection",
+    "Pipeline": "stages_clip_alone accumulated_pipeline two_messages_to_one_peer",
+    "Context parallelism": "labels_after_the_cut tokens_of_the_wrong_group stale_keys",
+    "Experts, rollout and trainer": "router_chooses_again experts_not_divided cache_outlives_the_weights",
     "Data": "no_set_epoch epoch_in_workers weighted_draws local_rank_in_sampler stream_on_all_ranks "
     "seed_of_the_sampler mixed_after_the_split one_seed_for_all",
     "Resume, checkpoint": "restart_from_nothing state_of_a_new_optimizer order_drawn_again "
@@ -157,8 +173,7 @@ def part_of(row: dict[str, str]) -> str:
     """The table that a row is in."""
     if row["see"] == HANG:
         return seen_first(row["stands"])
-    parts = [part for part, names in PARTS.items() if row["name"] in names.split()]
-    return "" if row["see"] == ERROR else (parts or [OFF])[0]
+    return next((part for part, names in PARTS.items() if row["name"] in names.split()), "")
 
 
 def first_sentence(message: str) -> str:
@@ -270,6 +285,9 @@ def main(cfg: Config, *arguments: str) -> None:
         )
     if len({case.name for case in CASES}) < len(CASES):
         raise CourseError("two cases have the same name")
+    misplaced = {case.name for case in CASES if case.see == WRONG} ^ {*" ".join(PARTS.values()).split()}
+    if misplaced:
+        raise CourseError(f"PARTS names each wrong number, and nothing else: {', '.join(sorted(misplaced))}")
     if arguments[:1] == ("--write",) and names:
         Path(names[0]).write_text(page_of(play_all(cfg)), encoding="utf-8")
     elif names:

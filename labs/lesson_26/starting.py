@@ -318,7 +318,7 @@ def report(rank: int, folder: os.PathLike) -> None:
     right="<All keys matched successfully>",
     did="saved `ddp.state_dict()`, and loaded it into the model without DDP",
     cause="each name begins with `module.`",
-    cure="save `ddp.module`; or `consume_prefix_in_state_dict_if_present`",
+    cure="save `ddp.module.state_dict()`; or `consume_prefix_in_state_dict_if_present`",
     lesson="11",
 )
 def module_prefix(rank: int, cured: bool) -> str:

@@ -142,7 +142,7 @@ def detail_with_ddp(rank: int, cured: bool) -> str:
     says={0: r"Rank 1 failed to pass monitoredBarrier in 1000 ms"},
     right="^through$",
     did="called `monitored_barrier`, and a rank is missing",
-    cause="rank 1 is elsewhere",
+    cause="the named rank has not called it: it is late, in another call, or gone",
     cure="look at what the named rank does instead",
     lesson="12",
 )
@@ -311,7 +311,7 @@ def both_send_first(rank: int, cured: bool) -> float:
     HANG,
     says={ANY: TIMED_OUT},
     right=r"^\(2.0, 2.0\)$",
-    stands="in two calls of two kinds, with the same sequence number, and each rank makes both, in another "
+    stands="in calls of different kinds under one sequence number; each rank makes both, in a different "
     "order",
     did="called `all_reduce`, then `broadcast` on one rank, the other way round on the other",
     cause="calls are paired by their order, not by their names",
@@ -458,7 +458,8 @@ def one_skips_rpc_shutdown(rank: int, cured: bool) -> str:
     right="^8.0$",
     did="reduced 1,000 elements on one rank, 3,000 on the other",
     cause="shapes differ: a last batch, a frozen layer, another vocabulary",
-    cure="compare shapes first; `TORCH_DISTRIBUTED_DEBUG=DETAIL` names both, but ends DDP on a CPU",
+    cure="compare shapes first; `TORCH_DISTRIBUTED_DEBUG=DETAIL` names both, but may crash DDP's constructor "
+    "on a CPU (torch 2.15)",
     lesson="04",
 )
 def sizes_differ(rank: int, cured: bool) -> float:
