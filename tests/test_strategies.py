@@ -284,6 +284,7 @@ def test_the_numbers_of_the_first_questions():
     assert in_stages.layout.recompute == "none"
     minutes = [int(limit.total_seconds() / 60) for limit in (NCCL_TIMEOUT, TIMEOUT)]
     reported = [int(100 * row.value * 1e12 / h100.peak) for row in read()[1] if row.source == "llama3"]
+    intervals = [(2 * stall * 54 * 86400 / 419) ** 0.5 / 60 for stall in (6.3, 148.8)]
     bfloat16 = torch.tensor(256, dtype=torch.bfloat16)
     assert bfloat16 + 1 == 256 and LLAMA.kv_heads == 8
     for told in (
@@ -292,17 +293,21 @@ def test_the_numbers_of_the_first_questions():
         f"With 8 ranks this is {2 * 7 / 8} times",
         f"carries {h100.link / 1e9:.0f} GB/s in each direction, and a 400 Gb/s network card 50 GB/s, 9 times",
         f"it is 3/11, or {bubble('1F1B', 4, 8):.0%}".replace("%", " %"),
-        f"C = {hides.compute / 1e12:.0f} TFLOP/s",
+        f"C = {hides.compute / 1e12:.0f} TFLOP/s ({100 * hides.compute / h100.peak:.0f} % of the peak)",
         f"W = {hides.wire / 1e9:.0f} GB/s (80 % of a node's eight 400 Gb/s cards)",
-        f"that is {tokens:,.0f}, or {more:,.0f} at 100 Gb/s",
+        f"that is {tokens:,.0f}, or {more:,.0f} at 100 Gb/s, and on 256 nodes at 400 Gb/s"
+        f" the ring's latency raises it to {to_hide_all(h100, 2048, Network())} for an 8B model",
         f"16/256 bytes a parameter, {16 * training.model.parameters() / 256 / 1e9:.1f} GB",
-        f"has {in_stages.time.total:.1f} s for the pipeline, and with `--tp 1 --cp 1 --pp 1`"
-        f" {sharded.time.total:.1f} s for FSDP",
+        f"has {in_stages.time.total:.1f} s for the pipeline and {sharded.time.total:.1f} s for FSDP"
+        f" (`--tp 1 --cp 1 --pp 1`), {100 * (sharded.time.total / in_stages.time.total - 1):.0f} % more",
         f"after {minutes[0]} minutes with nccl and {minutes[1]} with gloo",
         f"a rank keeps 1/8 of the 16 bytes of a parameter, {16 // 8} bytes",
         f"{8 * 7168 * 2 / 1e3:.0f} kB a token and layer each way",
         f"with four shards of equal norm it is 1/{4**0.5:.0f} of the whole",
         f"25 MiB each after a first one of {dist._DEFAULT_FIRST_BUCKET_BYTES // 2**20} MiB",
+        f"every {intervals[0]:.1f} minutes if training stops for 6.3 s while a thread writes, and every"
+        f" {intervals[1]:.1f} if it stops for 148.8 s",
+        f"(20 without `gradient_as_bucket_view=True`), {16 * 3} GB for 3 billion parameters",
         f"it falls to {6 / 8:.0%} of".replace("%", " %"),
         f"With 1,024 ranks and 10 µs a step the latency alone is {2 * 1023 * 10e-3:.0f} ms",
         f"Llama 3 405B had {min(reported)} to {max(reported)} % on 8,192 to 16,384 GPUs",

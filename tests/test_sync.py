@@ -274,7 +274,7 @@ def test_interviewers_questions_come_first_each_with_three_sentences_a_number_an
     page = (ROOT / "notebooks" / "questions.md").read_text(encoding="utf-8")
     first = page.partition("<!-- questions")[0]
     answers = re.findall(r"</summary>\n\n(.+?) \[Lesson (\d\d)\]\(\2_\w+\.ipynb\)\.\n", first)
-    assert len(answers) == first.count("<summary>") == 23
+    assert len(answers) == first.count("<summary>") == 25
     for answer, _ in answers:
         assert len(re.findall(r"[.!?](?= [A-Z]|$)", answer)) == 3, answer
         assert re.search(r"\d", answer), answer

@@ -67,6 +67,10 @@ POINTS_ELSEWHERE = re.compile(
 ASKED_FIRST = (
     "what share of the step is idle?",
     "the step takes a third longer. What happens to the MFU?",
+    "How many all-reduces does a step make with `no_sync`, and how many without?",
+    "How much more than float32 DDP does it send?",
+    "how many all-to-alls does one layer need, forward and backward?",
+    "Is the network slow? Which rank do you look at?",
 )
 RUFF = (sys.executable, "-m", "ruff")
 SORT = ("check", "--fix", "--quiet", "--select", "I")
