@@ -163,8 +163,10 @@ def test_tp_is_decided_by_the_width_of_the_mlp(tmp_path: Path):
         assert 0.375 * block / model.width == pytest.approx(1.4 * model.hidden, rel=0.03)
         assert 0.3 * block / model.width == pytest.approx(model.hidden, rel=0.12)
     page = (ROOT / "notebooks" / "strategies.md").read_text(encoding="utf-8")
-    assert f"with which 70B pays {10 / 8 * prices['70b']:.2f} at TP 8; torch's eight allow a quarter" in page
-    assert f"TP 8: {prices['70b']:.2f} of the computing for 70B, {prices['8b']:.2f} for 8B." in page
+    assert f"Megatron ten: with ten, 70B pays {10 / 8 * prices['70b']:.2f} at TP 8, if none hides." in page
+    ratios = f"TP 8: {prices['70b']:.2f} of the computing for 70B, {prices['8b']:.2f} for 8B"
+    assert f"{ratios}; about 1 for 70B at TP 20." in page
+    assert 19 / 7 * prices["70b"] < 1 < 20 / 7 * prices["70b"]
 
 
 def test_the_lessons_text_holds_for_its_numbers():
@@ -211,14 +213,13 @@ def test_what_the_page_of_strategies_says_at_real_size():
         [real_size_seconds(ROWS_AT_REAL_SIZE[f"FSDP 8 x {name} at a time"], network) for network in both]
         for name in ("TP 8, 4", "CP 8, 8")
     )
-    page = (ROOT / "notebooks" / "strategies.md").read_text(encoding="utf-8")
     fsdp, *others = (
         [real_size_seconds(ROWS_AT_REAL_SIZE[name], network) for network in both]
         for name in ("FSDP 64", "FSDP 8 x TP 8 + SP", "FSDP 8 x CP 8, gather", "FSDP 8 x PP 8")
     )
     fast = [times[0] / fsdp[0] for times in others]
     slow = [times[1] / fsdp[1] for times in others]
-    assert f"take {min(fast):.1f} to {max(fast):.1f} times as long as FSDP at 400 Gb/s" in page
+    assert 2 < min(fast) < max(fast) < 2.5
     assert 5.6 < min(slow[:2]) < max(slow[:2]) < 6
     for at_a_time, alone in ((tp, others[0]), (cp, others[1])):
         assert at_a_time[0] < 0.8 * alone[0] and at_a_time[1] < 0.4 * alone[1]
