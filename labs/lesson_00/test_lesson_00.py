@@ -20,7 +20,7 @@ from tests.launch import warm_torchrun
 from tests.sleeping_lab import wait_until
 
 LESSONS = {path.name[:2]: path for path in LESSON_PATHS}
-ROW = re.compile(r"^\| (.+) \| .+ \| (.+) \| (\d\d) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (.+) \| .+ \| (.+) \| \[(\d\d)\]\(\w+\.ipynb\) \|$", re.MULTILINE)
 SHORT = re.compile(r" \(\w+\)")  # what tables write, such as AR
 NAME = re.compile(r"`(torch\.[\w.]+)`")
 

@@ -240,7 +240,8 @@ def experts_not_divided(rank: int, cured: bool) -> str:
     symptom="TP ranks' copies of norms, of norms of heads (q, k) or of KV heads drift apart",
     did="stepped with each rank's own gradient of these parameters",
     cause="each rank has seen its own tokens or heads: its gradient is a partial sum",
-    cure="sum these gradients over the TP group before the optimizer's step",
+    cure="before the optimizer's step sum norms' gradients over the TP group, a KV head's only over the "
+    "ranks that hold a copy of that head",
     lesson="17",
 )
 def summand_as_gradient(rank: int, cured: bool) -> str:

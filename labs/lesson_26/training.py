@@ -109,8 +109,9 @@ if not torch.cuda.is_available():
     right="^summed$",
     did="used a plain tensor and a parameter of FSDP or TP in one operation, or clipped both in one call",
     cause="the parameter is a DTensor: its operation runs on all ranks",
-    cure="`DTensor.from_local`, `distribute_tensor`, or `to_local()` on purpose; clip each mesh by itself "
-    "(lesson 22); in a method other than `forward`: the row above",
+    cure="a tensor that is the same on each rank: `DTensor.from_local(x, mesh)`; one to divide: "
+    "`distribute_tensor`; only this rank's part: `p.to_local()`; to clip both, combine the norms of all "
+    "meshes first (`clip_by_mesh`, lesson 22); in a method other than `forward`: the row above",
     lesson="17",
 )
 def mixed_with_dtensor(rank: int, cured: bool) -> str:
