@@ -63,7 +63,8 @@ class Watched:
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        router.register_buffer("bias", router.weight.new_zeros(len(router.weight)))
+        bias = torch.zeros(len(router.weight), device=router.weight.device)
+        router.register_buffer("bias", bias)  # float32, whatever the weight is
         router.choose = self.choose
 
     def choose(self, probabilities: torch.Tensor) -> torch.Tensor:
