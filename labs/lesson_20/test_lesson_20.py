@@ -62,18 +62,18 @@ def test_all_blocks_that_causality_needs_are_computed_once(ring: ModuleType):
 
 
 def test_the_page_has_what_operations_alone_explain():
-    """With full recomputation: of matrix products, and 4.5 forward passes of causal attention."""
+    """With full recomputation: of the layers' products, the head's, and 4.5 forward passes of attention."""
     model = model_named("8b")
-    products = 8 * (model.active_parameters() - model.embedding())
+    head = 6 * model.embedding()
+    layers = 8 * (model.active_parameters() - 2 * model.embedding())
+    short, long = (4.5 * 2 * model.layers * model.attention_width() * length for length in (32_768, 262_144))
 
     def times(products: float) -> str:
-        short, long = (
-            products + 4.5 * 2 * model.layers * model.attention_width() * length
-            for length in (32_768, 262_144)
-        )
-        return f"{long / short:.1f}"
+        return f"{(products + long) / (products + short):.1f} times"
 
     notebook = nbformat.read(ROOT / "notebooks" / "20_context_parallel.ipynb", 4)
     [page] = [cell.source for cell in notebook.cells if "By operations alone" in cell.source]
-    assert f"{3890 / 548:.1f} times. By operations alone" in page
-    assert f"fall {times(products)} times in bfloat16, or {times(products / 2)} if FP8" in page
+    assert f", {3890 / 548:.1f} times." in page
+    assert f"take {(layers + head) / 1e9:.0f} GFLOP; causal attention takes {short / 1e9:.0f}" in page
+    assert f"= {times(layers + head)} in bfloat16" in page
+    assert f"= {times(layers / 2 + head)} if FP8" in page
