@@ -48,7 +48,7 @@ TITLES = {
     WRONG: "No error, but something is wrong",
 }
 FIRST = {
-    HANG: "Find in this list what you see first:\n\n"
+    HANG: "Find what you see in this list:\n\n"
     "- **Nothing is printed, even with `PYTHONUNBUFFERED=1`.** On several nodes torchrun waits for the "
     "others, until `RendezvousTimeoutError` ([lesson 27](27_many_machines.ipynb)) or `DistStoreError: Timed "
     "out after N seconds waiting for clients`. On one node, `py-spy dump` a rank. In `file_baton.py: wait` "
@@ -63,10 +63,13 @@ FIRST = {
     "job on GPUs ([five steps](26_when_it_hangs.ipynb#At-three-in-the-morning)). Over nccl a stack shows "
     "the next synchronization (`.item()`) in place of the call: take the call from the recorder or RAS. "
     "The tables: all ranks [in one call](#in-one-call), ranks [in different calls](#in-different-calls), "
-    "some ranks [in no call](#some-in-a-call-the-others-in-none).\n"
+    "some ranks [in no call](#some-in-a-call-the-others-in-none). One rank in the loader: "
+    "[start, stores](#start-stores-processes); in `torch/_dynamo`: [slow or wrong](#slow-or-wrong).\n"
     "- **All ranks are in one call over nccl, and none is missing.** Compare the shapes, then ask the "
-    "machines ([lesson 26](26_when_it_hangs.ipynb#All-ranks-have-made-the-same-call)).\n"
-    "- **A time-out has ended the job.** Its text is the same for all hangs. gloo says after half an hour "
+    "machines ([lesson 26](26_when_it_hangs.ipynb#All-ranks-have-made-the-same-call)), and look at "
+    "[nccl and the network](#nccl-and-the-network).\n"
+    "- **A time-out has ended the job.** Its text is the same for all hangs; on gloo each rank's traceback "
+    "(`[rank0]:`) names the line in which it waited. gloo says after half an hour "
     "`Timed out waiting 1800000ms for recv operation to complete` or `for send operation to complete`. "
     "nccl says after 10 minutes `Aborting process on rank N due to timeout`, before torch 2.15 "
     "`Watchdog caught collective operation timeout`. "
@@ -85,7 +88,8 @@ FIRST = {
     "[Experts, rollout and trainer](#experts-rollout-and-trainer). "
     "No message? Look in the table of what you switched on last; if it has nothing, in the first one, "
     "then in [Slow or wrong](#slow-or-wrong).\n\n"
-    "If all you see is a different loss, compare a sum of the weights on all ranks: if it differs, "
+    "If all you see is a different loss, under DDP compare a sum of the weights on all ranks. Under FSDP or "
+    "TP compare only what should be copies: the parts of DTensors differ by design. If copies differ, "
     "read [Weights drift apart](#weights-drift-apart). A slow job? [Lesson 25](25_see_it.ipynb) helps you "
     "tell whether a rank, the network or the computation is slow.",
 }
