@@ -75,7 +75,8 @@ def check_as_it_is(whole: MoE, mesh: DeviceMesh, group: Group) -> int:
     saved = dict(sharded(whole, mesh, along_ep=False).experts.named_parameters())
     loaded = {name: torch.zeros_like(p) for name, p in saved.items()}
     save_and_load(saved, loaded, group)
-    equal = torch.tensor(torch.equal(saved["up"].to_local(), loaded["up"].to_local()), dtype=torch.int64)
+    own = torch.equal(saved["up"].to_local(), loaded["up"].to_local())
+    equal = torch.tensor(int(own), device=group.device)
     dist.all_reduce(equal)
     if equal != mesh["efsdp"].size():
         raise CourseError(f"{equal} ranks got their own experts back, expected one of each group along ep")
